@@ -23,7 +23,7 @@ from dp2ddp.analysis.files.folders import Folders
 from dp2ddp.analysis.files.listings import Listings
 from dp2ddp.analysis.files.opened import Files
 from dp2ddp.analysis.files.writers import Writers
-from dp2ddp.analysis.given_devices import given_devices, unknown
+from dp2ddp.analysis.given_devices import Given, given_devices, unknown
 from dp2ddp.analysis.launch.before import BeforeLaunch
 from dp2ddp.analysis.launch.placement import Launch, LaunchFinder
 from dp2ddp.analysis.on_gpus import runs_on_gpus
@@ -166,6 +166,14 @@ class Facts:
         made = {n for c in self.source.calls if self.names.qualified(c.func) == "torch.device" for n in ast.walk(c)}
         found = ((n, index_of(n)) for n in self.source.nodes if n in made or not isinstance(n, ast.Constant))
         return [(n, index) for n, index in found if index is not None and isinstance(n, ast.expr)]
+
+    def given(self, launch: Launch) -> Given:
+        """What `ddp.setup()` is given at one of the `launches`."""
+        return self._given[[each is launch for each in self.launches].index(True)]
+
+    @cached_property
+    def _given(self) -> list[Given]:
+        return [given_devices(self, launch) for launch in self.launches]
 
     def comes_to(self, launch: Launch, node: ast.AST) -> bool:
         """Whether a script can come to a node from where its processes start."""

@@ -249,7 +249,7 @@ class _Rewriter(cst.CSTTransformer):
                 header = templates.header(edit.header, self._holes(edit), self.runtime)
                 core = wrap(header, core)
             elif isinstance(edit, Decorate):
-                function = templates.header(f"{edit.decorator}\ndef f():", self._holes(edit), self.runtime)
+                function = templates.header(f"{edit.header}\ndef f():", self._holes(edit), self.runtime)
                 core = [decorate(core[0], function.decorators)]  # type: ignore[attr-defined]
             else:
                 core = [marker(leading(core[0]))]

@@ -95,8 +95,8 @@ class InsertAfter(WithLines):
 
 
 @dataclass(frozen=True)
-class WrapStatement(WithHoles):
-    """The statement at `span` goes one step under `header`, such as ``with ddp.main_first():``; comments above stay."""
+class WithHeader(WithHoles):
+    """A change that writes the line `header` above a statement, which stays."""
 
     header: str
     holes: Mapping[str, Span] = field(default_factory=dict)
@@ -106,16 +106,12 @@ class WrapStatement(WithHoles):
         return self.header
 
 
-@dataclass(frozen=True)
-class Decorate(WithHoles):
-    """The function at `span` gets `decorator`, such as ``@ddp.main_first()``, below those that it has."""
+class WrapStatement(WithHeader):
+    """The statement at `span` goes one step under `header`, such as ``with ddp.main_first():``; comments above stay."""
 
-    decorator: str
-    holes: Mapping[str, Span] = field(default_factory=dict)
 
-    @property
-    def source(self) -> str:
-        return self.decorator
+class Decorate(WithHeader):
+    """The function at `span` gets the decorator `header`, such as ``@ddp.main_first()``, below those that it has."""
 
 
 @dataclass(frozen=True)

@@ -122,14 +122,25 @@ def _called_alone(facts: Facts, steps: Iterable[ast.stmt]) -> dict[FunctionNode,
 
 
 def _of_steps(facts: Facts, steps: Iterable[ast.stmt]) -> dict[FunctionNode, list[ast.stmt]]:
-    """Functions that do little else than take several steps, one after the other."""
+    """Functions that only take several steps, one after the other: nothing else in them is done in turn, too."""
     found: dict[FunctionNode, list[ast.stmt]] = {}
     for step in steps:
         function = facts.source.parent(step)
-        if isinstance(function, ast.FunctionDef) and not facts.fetching.needing_all.inside(function):
+        if isinstance(function, ast.FunctionDef):
             found.setdefault(function, []).append(step)
-    return {each: own for each, own in found.items() if len(own) > 1 and 2 * sum(map(_size, own)) >= _size(each)}
+    return {
+        function: own
+        for function, own in found.items()
+        if len(own) > 1 and all(step in own or _prepares(facts, step) for step in function.body)
+    }
 
 
-def _size(node: ast.stmt) -> int:
-    return (node.end_lineno or 0) - node.lineno + 1
+def _prepares(facts: Facts, statement: ast.stmt) -> bool:
+    """Whether a statement only names or shows something, and needs no other rank; a generator's body runs later."""
+    is_shown = isinstance(statement, ast.Expr) and (
+        isinstance(statement.value, ast.Constant)
+        or (isinstance(statement.value, ast.Call) and facts.names.qualified(statement.value.func) == "builtins.print")
+    )
+    makes = isinstance(statement, (ast.Assign, ast.Return)) and not facts.fetching.needing_all.inside(statement)
+    runs_later = any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in ast.walk(statement))
+    return (is_shown or makes) and not runs_later

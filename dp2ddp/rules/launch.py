@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from dp2ddp.analysis.control.conditions import terms
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.given_devices import Given, given_devices, untold_condition
+from dp2ddp.analysis.given_devices import Given, untold_condition
 from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.launch.settled import ARGUMENTS, DEVICES
 from dp2ddp.analysis.roles import Module, defaults
@@ -236,9 +236,9 @@ optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
             yield Note(
                 self.id, facts.source.span(call), what, "begin it in a function that is called below `ddp.setup()`"
             )
-        given = given_devices(facts, launch)
+        given = facts.given(launch)
         here = [each for each in facts.launches if each is not launch and each.statement is launch.statement]
-        if any(given_devices(facts, each).device_ids != given.device_ids for each in here):
+        if any(facts.given(each).device_ids != given.device_ids for each in here):
             given = Given(None, idle_behind=given.idle_behind)
         arguments = [f"device_ids={given.device_ids}"] if given.device_ids is not None else []
         lines = [f"ddp.setup({', '.join(arguments)})"]
@@ -302,7 +302,7 @@ def _released_behind(facts: Facts, given: Given) -> ast.stmt | None:
     """The statement behind which each script that comes there has wrapped its models, or wraps none."""
     for statement in given.idle_behind:
         coming = (launch for launch in facts.launches if facts.comes_to(launch, statement))
-        if all(statement in given_devices(facts, launch).idle_behind for launch in coming):
+        if all(statement in facts.given(launch).idle_behind for launch in coming):
             return statement
     return None
 
@@ -350,7 +350,7 @@ def _built_early(facts: Facts, above: Sequence[ast.stmt]) -> Iterator[ast.Call]:
 _CONSTANT = re.compile(
     r"torch\.nn\.(modules\.\w+\.)?(Module\w*|Sequential|Identity|Flatten|Unflatten|\w*(Pool|Pad|Norm|Dropout|Loss|Softmax|"
     r"Sigmoid|Tanh|ELU|ReLU|SiLU|Softplus|Upsampl|Unfold|Fold|Shuffle|Similarity|Distance)\w*)|builtins\..*|"
-    r"torch\.(?!rand|normal|bernoulli|multinomial|poisson)\w+|(numpy|scipy|librosa|math|os|copy|functools)\.(?!random).*"
+    r"torch\.(?!rand|normal|bernoulli|multinomial|poisson|empty)\w+|(numpy|scipy|librosa|math|os|copy|functools)\.(?!random|stats).*"
 )
 
 

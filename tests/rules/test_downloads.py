@@ -49,6 +49,11 @@ STEPS = {
         "    for name in os.listdir(path):\n        print(name)\n        print(len(name))\n    print('done')\n"
         "    return path\nfetch('a', 'b')\n"
     ),
+    "a generator of several steps": (
+        "def fetch(folder):\n    done = yield folder\n>     if not os.path.exists(folder):\n"
+        ">         urllib.request.urlretrieve(url, folder)\n    path = folder + 'b'\n"
+        ">     if not os.path.exists(path):\n>         urllib.request.urlretrieve(url, path)\nlist(fetch('data'))\n"
+    ),
     "a function whose result is used in one of several places": (
         "def fetch(path):\n    if os.path.exists(path):\n        return path\n"
         "    return urllib.request.urlretrieve(url, path)\n> fetch(path)\n> fetch(url)\nif names:\n"

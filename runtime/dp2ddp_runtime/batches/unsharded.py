@@ -30,6 +30,7 @@ class _Pass:
 
 
 _passes: weakref.WeakKeyDictionary[Any, _Pass] = weakref.WeakKeyDictionary()  # by their iterators
+_has_told = False
 
 
 def watch() -> None:
@@ -44,9 +45,6 @@ def watch() -> None:
         return batches
 
     DataLoader.__iter__ = begin_noted  # type: ignore[method-assign]
-
-
-_has_told = False
 
 
 def look(given: Iterable[Any]) -> None:
