@@ -155,10 +155,9 @@ class Facts:
     @cached_property
     def picking(self) -> list[tuple[ast.expr, ast.expr]]:
         """The calls that move something to a GPU which they name, or make it the current one; with what they name."""
-        methods = (c for c in self.source.calls if isinstance(c.func, ast.Attribute))
-        moves = (call for call in methods if last_name(call.func) in ("cuda", "set_device"))
-        named = ((call, call.args[0] if call.args else keyword(call, "device")) for call in moves)
-        return [(call, device) for call, device in named if device is not None]
+        named = ((c, c.args[0] if c.args else keyword(c, "device")) for c in self.source.calls)
+        moves = ((c, to) for c, to in named if to is not None and isinstance(c.func, ast.Attribute))
+        return [(call, to) for call, to in moves if last_name(call.func) in ("cuda", "set_device")]
 
     @cached_property
     def spelling(self) -> list[tuple[ast.expr, ast.expr]]:
@@ -167,13 +166,10 @@ class Facts:
         found = ((n, index_of(n)) for n in self.source.nodes if n in made or not isinstance(n, ast.Constant))
         return [(n, index) for n, index in found if index is not None and isinstance(n, ast.expr)]
 
-    def given(self, launch: Launch) -> Given:
-        """What `ddp.setup()` is given at one of the `launches`."""
-        return self._given[[each is launch for each in self.launches].index(True)]
-
     @cached_property
-    def _given(self) -> list[Given]:
-        return [given_devices(self, launch) for launch in self.launches]
+    def given(self) -> dict[int, Given]:
+        """What `ddp.setup()` is given at each of the `launches`, by its `id`."""
+        return {id(launch): given_devices(self, launch) for launch in self.launches}
 
     def comes_to(self, launch: Launch, node: ast.AST) -> bool:
         """Whether a script can come to a node from where its processes start."""
@@ -228,8 +224,7 @@ class Facts:
     @cached_property
     def loader_sites(self) -> list[ast.Call]:
         """The `DataLoader(...)` calls whose batches feed a model."""
-        sites = {site for loop in self.model_loops for site in loop.sites}
-        sites |= self._drawn_otherwise()
+        sites = {site for loop in self.model_loops for site in loop.sites} | self._drawn_otherwise()
         return sorted(sites, key=lambda s: (s.lineno, s.col_offset))
 
     @cached_property
@@ -332,11 +327,8 @@ class Facts:
     @cached_property
     def steps(self) -> list[Step]:
         """What the first rank of each machine runs before the others, to fetch files."""
-        return [
-            s
-            for s in self.fetching.in_turn
-            if s.statement not in self.divergent.apart and not self.before_launch(s.call)
-        ]
+        apart = self.divergent.apart
+        return [s for s in self.fetching.in_turn if s.statement not in apart and not self.before_launch(s.call)]
 
     @cached_property
     def fetched_to(self) -> list[ast.stmt]:

@@ -236,9 +236,9 @@ optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
             yield Note(
                 self.id, facts.source.span(call), what, "begin it in a function that is called below `ddp.setup()`"
             )
-        given = facts.given(launch)
+        given = facts.given[id(launch)]
         here = [each for each in facts.launches if each is not launch and each.statement is launch.statement]
-        if any(facts.given(each).device_ids != given.device_ids for each in here):
+        if any(facts.given[id(each)].device_ids != given.device_ids for each in here):
             given = Given(None, idle_behind=given.idle_behind)
         arguments = [f"device_ids={given.device_ids}"] if given.device_ids is not None else []
         lines = [f"ddp.setup({', '.join(arguments)})"]
@@ -302,7 +302,7 @@ def _released_behind(facts: Facts, given: Given) -> ast.stmt | None:
     """The statement behind which each script that comes there has wrapped its models, or wraps none."""
     for statement in given.idle_behind:
         coming = (launch for launch in facts.launches if facts.comes_to(launch, statement))
-        if all(statement in facts.given(launch).idle_behind for launch in coming):
+        if all(statement in facts.given[id(launch)].idle_behind for launch in coming):
             return statement
     return None
 
