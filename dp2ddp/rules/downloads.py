@@ -122,7 +122,7 @@ def _called_alone(facts: Facts, steps: Iterable[ast.stmt]) -> dict[FunctionNode,
 
 
 def _of_steps(facts: Facts, steps: Iterable[ast.stmt]) -> dict[FunctionNode, list[ast.stmt]]:
-    """Functions that only take several steps, one after the other: nothing else in them is done in turn, too."""
+    """Functions that only take steps, with something between them: else neighbours share a block."""
     found: dict[FunctionNode, list[ast.stmt]] = {}
     for step in steps:
         function = facts.source.parent(step)
@@ -131,7 +131,8 @@ def _of_steps(facts: Facts, steps: Iterable[ast.stmt]) -> dict[FunctionNode, lis
     return {
         function: own
         for function, own in found.items()
-        if len(own) > 1 and all(step in own or _prepares(facts, step) for step in function.body)
+        if all(step in own or _prepares(facts, step) for step in function.body)
+        and sum(step in own and above not in own for above, step in zip([None, *function.body], function.body)) > 1
     }
 
 
