@@ -219,8 +219,8 @@ class Images(Dataset[Any]):
         return len(self.files)
 
     def __getitem__(self, index: int) -> Any:
-        beside = [int(path.read_text()) for path in sorted(self.files[index].parent.iterdir())]
-        return torch.tensor([float(self.files[index].read_text()), *beside])
+        beside = sum(int(path.read_text()) for path in self.files[index].parent.iterdir())
+        return torch.tensor([float(self.files[index].read_text()), beside])
 
 
 def listed(late: Late) -> Any:
@@ -231,7 +231,10 @@ def listed(late: Late) -> Any:
             Path(f"data/{kind}/{number}").write_text(f"{number}")
             late()
     batches = []
-    for x in shard_loader(DataLoader(Images("data"), 4)):
+    late()
+    images = Images("data")
+    Path("data/a/9").write_text("9")
+    for x in shard_loader(DataLoader(images, 4)):
         late()
         batches.append(x.tolist())
         os.mkdir(f"data/{len(batches)}")
