@@ -50,6 +50,8 @@ WRAPS = {
     "two of three": (f"nets = [wrap({_NET}, device_ids=[0, 1]), {_LAST}]", 2),
     "as many as are made visible": (f"os.environ['CUDA_VISIBLE_DEVICES'] = '0,1'\nnets = [wrap({_NET}), {_LAST}]", 2),
     "none": (f"nets = [{_NET}, {_LAST}]\nrelease()", 1),
+    "none, seen at the first step": (f"nets = [{_NET}, {_LAST}]", 1),
+    "none, seen at the first step, with workers": (f"nets = [{_NET}, {_LAST}]", 1),
     "one for a second one": (f"nets = [wrap({_NET}, device_ids=[0, 1]), wrap({_LAST}, device_ids=[0])]", 2),
     "one for a first one, of those given": (
         f"nets = [wrap({_NET}, device_ids=[0]), wrap({_LAST}, device_ids=[0, 1])]",
@@ -89,7 +91,7 @@ def test_the_ranks_that_a_wrap_asks_for_train_as_the_original(
         tmp_path,
         _SCRIPT.replace("WRAPS", lines),
         "ddp",
-        *["workers"] * (wraps == "two of three"),
+        *["workers"] * (wraps == "two of three" or "workers" in wraps),
         *["given"] * ("given" in wraps),
     )
     assert converted.returncode == 0, converted.stderr

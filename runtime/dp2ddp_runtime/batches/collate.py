@@ -12,6 +12,7 @@ import itertools
 import threading
 import traceback
 import zlib
+from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Callable, NamedTuple
 
@@ -113,7 +114,9 @@ class RankIterator(samplers.Delegate):
         self._loader, self._name = loader, type(loader).__name__
         self._sampler: samplers.RankBatchSampler = loader.batch_sampler
         self._sizes, self._drawn = self._sampler.sizes, self._sampler.latest
-        self._iteration, self._batches = next(_iterations), itertools.count()
+        self.number, self._batches = next(_iterations), itertools.count()
+        self.is_in_thread = False
+        self._whole: deque[Any] = deque()  # batches that were fetched before the other ranks ended
         self._piggybacked: dict[Hashable, Piggybacked] = {}
         self._failed: list[Exception] = []  # of the latest batch; popped, as a local name would keep this alive with it
         self._failures = 0
@@ -126,6 +129,10 @@ class RankIterator(samplers.Delegate):
         return self
 
     def __next__(self) -> Any:
+        if self._whole:
+            return self._whole.popleft()
+        if world.world_size() == 1:
+            return next(self._inner)
         for old in self._piggybacked:
             piggybacked.pop(old, None)  # of the batch before, and still not looked at
         self._piggybacked, number = {}, next(self._batches)
@@ -133,12 +140,22 @@ class RankIterator(samplers.Delegate):
         if threading.current_thread() is threading.main_thread():
             share, parts = self._meet(share, is_first=number == 0)
         else:
+            self.is_in_thread = True
             parts = self._tell_later(share, number)
         batch = as_whole(share.rows, share.sizes, parts)
         small = [each for each in nesting.tensors(batch) if isinstance(each, Deferred) and is_small(each)]
-        self._piggybacked.update(((self._iteration, number, i), each.as_piggybacked()) for i, each in enumerate(small))
+        self._piggybacked.update(((self.number, number, i), each.as_piggybacked()) for i, each in enumerate(small))
         piggybacked.update(self._piggybacked)
         return batch
+
+    def fetch_what_is_on_its_way(self) -> None:
+        """Fetch the batches that were drawn, of which each rank loads its rows. A collective."""
+        with self._drawn.held():
+            self._whole.extend([*self])
+
+    def go_on_alone(self) -> None:
+        """Load all rows of what hasn't been drawn, as the only rank that goes on."""
+        self._inner = self._loader._begin_rest(self._drawn)
 
     def _meet(self, share: Share, is_first: bool) -> tuple[Share, list[Any]]:
         """Agree on a batch: the ranks' strings, with this rank's share, which is another one if all load it anew.
@@ -164,7 +181,7 @@ class RankIterator(samplers.Delegate):
         """In a thread that reads ahead, where ranks can't meet: tell the others by what they exchange next."""
         self._failures += len(self._failed)
         failures = torch.tensor(self._failures)
-        piggybacked[self._iteration, "failures"] = Piggybacked(failures, functools.partial(_hear_failures, self._name))
+        piggybacked[self.number, "failures"] = Piggybacked(failures, functools.partial(_hear_failures, self._name))
         if self._failed:
             raise self._failed.pop()
         if self._is_trial:
@@ -173,7 +190,7 @@ class RankIterator(samplers.Delegate):
         mark = zlib.crc32(repr(share.changes).encode()) if share.changes else 0
         shapes = [zlib.crc32(each.encode()) if isinstance(each, str) else each for each in share.shapes]
         hear = functools.partial(_hear, self._name, self._loader._warn_of, next(iter(share.changes), "state"))
-        self._piggybacked[self._iteration, number, -1] = Piggybacked(torch.tensor([mark, *shapes]), hear)
+        self._piggybacked[self.number, number, -1] = Piggybacked(torch.tensor([mark, *shapes]), hear)
         found = travelling(share.rows)
         return exchange("a batch's strings and items", found) if found else []
 

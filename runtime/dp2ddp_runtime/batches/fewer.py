@@ -22,7 +22,7 @@ from ..ranks import direct, file_sync, group
 from ..ranks.exchange import Divergence, exchange
 from .deferred import Deferred
 
-#: The sharded loaders' iterators that haven't come to their ends: what they have fetched, each rank has a part of.
+#: The `RankIterator`s that have not come to their ends: what they have fetched, each rank has a part of.
 reading: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -33,9 +33,22 @@ def release_idle() -> None:
     rank 0 goes on as the script's only process, and the other GPUs are free. Ranks whose number the user has chosen
     (torchrun, `DP2DDP_NPROC`) all go on, each with all of the work.
     """
+    release(3)
+
+
+def release(stacklevel: int) -> None:
+    """`release_idle`, for a caller that is so many calls below the script's line: an optimizer's first step.
+
+    Loaders that are being read go on where they are, unless a thread of the script's reads one.
+    """
     place = world.current()
-    if place.world_size > 1 and not place.wraps and not reading and _is_free(place):
-        _go_on_with(1, "no model is wrapped", 3)
+    if place.world_size > 1 and not place.wraps and _is_free(place) and not any(each.is_in_thread for each in reading):
+        read = sorted(reading, key=lambda each: each.number)
+        for batches in read:
+            batches.fetch_what_is_on_its_way()
+        _go_on_with(1, "no model is wrapped", stacklevel + 1)
+        for batches in read:
+            batches.go_on_alone()
 
 
 def fit(device_ids: devices.DeviceIds) -> int:

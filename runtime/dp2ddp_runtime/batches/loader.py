@@ -211,6 +211,16 @@ class _RankLoader(DataLoader[Any]):
             self._restore(now)
         return batches
 
+    def _begin_rest(self, drawn: samplers.Drawn) -> Any:
+        """Begin in the middle of a pass, where the other ranks have ended: with the batches that are still to come."""
+        self._unite()
+        own, now = self.batch_sampler, self._random_state()
+        self.__dict__["batch_sampler"] = drawn
+        batches: Any = self._get_iterator()
+        batches._index_sampler = self.__dict__["batch_sampler"] = own
+        self._restore(now)
+        return batches
+
     def _random_state(self) -> Any:
         own = kept.generators_in([self.generator, self.dataset])
         return rng.capture(), [(each, rng.state_of(each)) for each in own]

@@ -118,11 +118,14 @@ class Drawn:
         self._batches, self._lead = batches, lead
         self._ready: deque[list[Any]] = deque()
         self._kept: list[list[Any]] | None = []
+        self._is_held = False
 
     def __iter__(self) -> Drawn:
         return self
 
     def __next__(self) -> list[Any]:
+        if self._is_held:
+            raise StopIteration
         while len(self._ready) <= self._lead and (batch := next(self._batches, None)) is not None:
             self._ready.append(batch)
             if self._kept is not None:
@@ -134,6 +137,13 @@ class Drawn:
     def forget(self) -> None:
         """They aren't wanted once more."""
         self._kept = None
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Meanwhile this is as if there were no more."""
+        self._is_held = True
+        yield
+        self._is_held, self._lead = False, 0
 
     def rewind(self) -> None:
         """Begin anew, and draw no more of them than are taken."""

@@ -19,6 +19,7 @@ from torch._compile import _disable_dynamo
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..base import world
+from ..batches import fewer
 from ..ranks.collectives import Broadcast, bit_sums, checksum
 from ..ranks.exchange import Divergence, exchange
 
@@ -174,6 +175,8 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
     seen = _seen.setdefault(optimizer, _Seen())
     seen.steps += 1
     _tell_of_repeated_work(place)
+    if place.world_size == 1:
+        return
     params = [param for group in optimizer.param_groups for param in group["params"] if _is_dense(param.grad)]
     names = _wrapped()
     if not seen.steps & (seen.steps - 1):
@@ -186,10 +189,13 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
 
 
 def _tell_of_repeated_work(place: world.World) -> None:
-    """Warn once where no model is wrapped, as under a condition that didn't hold."""
+    """Where no model is wrapped, as under a condition that didn't hold: end the other ranks, or warn once."""
     if place.wraps or place.told_of_repeated_work:
         return
     place.told_of_repeated_work = True
+    fewer.release(5)
+    if place.world_size == 1:
+        return
     line = f"; see {place.counted_at}, where the number of devices is asked for" if place.counted_at else ""
     work = f"no model is wrapped, so each of the {place.world_size} ranks does all of the work{line}"
     warnings.warn(work, stacklevel=4)
