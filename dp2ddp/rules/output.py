@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.roles import Function, Wrapped
 from dp2ddp.analysis.wraps.wraps import asks_for_type
-from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
+from dp2ddp.rewrite.edits import Finding, InsertAfter, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 from dp2ddp.source.nodes import given_to
 
@@ -29,7 +30,8 @@ class OutputRule(Rule):
         "Every rank runs every line. What Python writes, makes and removes is rank 0's alone after `ddp.setup`, "
         "whatever library does it, `print`, progress bars and `logging` are silenced on the other ranks, and "
         "matplotlib opens no window there: these lines stay. What goes to a server or another window, or is written "
-        "from C++ (`cv2.imwrite`), the runtime can't see: on the other ranks `ddp.main_only` does nothing. What a data "
+        "from C++ (`cv2.imwrite`), the runtime can't see: on the other ranks `ddp.main_only` does nothing. A tracker's module "
+        "that a file calls more than once is rank 0's by one line below the imports. What a data "
         "set writes for one sample, to read it faster the next time, is written by the rank that loads the sample."
     )
     examples = (
@@ -81,12 +83,28 @@ with open("log.json", "w") as log:
     )
 
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
-        yield from self._trackers(facts)
+        yield from self._once_a_file(facts, [*self._trackers(facts), *self._calls(facts)])
         yield from self._folders_of_reports(facts)
         yield from _animated(facts)
+
+    def _calls(self, facts: Facts) -> Iterator[Finding]:
         for call in facts.source.calls:
             if not facts.in_fetch(call) and call not in facts.divergent.in_samples:
                 yield from self._writing(facts, call)
+
+    def _once_a_file(self, facts: Facts, found: Sequence[Finding]) -> Iterator[Finding]:
+        """`wandb = ddp.main_only(wandb)` below the imports, where all that a file does with a module would be edited."""
+        noted = {each.span.start for each in found if isinstance(each, Note)}
+        edited = {each.span.start for each in found} - noted
+        for file in facts.source.files:
+            for statement, name in _tracking(facts, file.tree):
+                uses = [node for node in ast.walk(file.tree) if isinstance(node, ast.Name) and node.id == name]
+                starts = {facts.source.span(node).start for node in uses}
+                if len(starts & edited) > 1 and starts <= noted | edited:
+                    found = [each for each in found if isinstance(each, Note) or each.span.start not in starts]
+                    line = f"{name} = ddp.main_only({name})"
+                    yield InsertAfter(self.id, facts.source.span(statement), f"{name} is rank 0's", [line])
+        yield from found
 
     def _trackers(self, facts: Facts) -> Iterator[Finding]:
         """Trackers handed on, whoever calls what there; and their values, which are there on rank 0 alone."""
@@ -161,6 +179,15 @@ with open("log.json", "w") as log:
             yield Note(self.id, facts.source.span(call), what, todo)
         elif writing.counts or isinstance(facts.source.parent(call), ast.Expr):
             yield ReplaceExpr(self.id, span, "rank 0 alone does this", "ddp.main_only(__h_f__)", {"f": span})
+
+
+def _tracking(facts: Facts, tree: ast.Module) -> Iterator[tuple[ast.stmt, str]]:
+    """The names of modules that report elsewhere, each with the last of the imports that it stands among."""
+    for _, group in groupby(tree.body, key=lambda each: isinstance(each, (ast.Import, ast.ImportFrom))):
+        imports = list(group)
+        for alias in (alias for each in imports if isinstance(each, ast.Import) for alias in each.names):
+            if facts.catalogue.does(f"{alias.name}.*", "reports"):
+                yield imports[-1], alias.asname or alias.name
 
 
 def _animated(facts: Facts) -> Iterator[Note]:

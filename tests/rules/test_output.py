@@ -89,6 +89,25 @@ def test_what_wandb_has_once_it_has_started_is_rank_0s(text: str) -> None:
     assert _converted(f"wandb.{text}\n").endswith(f"ddp.main_only(wandb).{text}\n")
 
 
+_TWICE = "wandb.init()\nwandb.log({'x': wandb.Image(x)})\n"
+
+
+@pytest.mark.parametrize("text", [_TWICE, _TWICE + "print(wandb.config.lr)\n"])
+def test_a_module_that_is_called_twice_is_rank_0s_by_one_line(text: str) -> None:
+    converted = _converted(text)
+    line = "import dp2ddp_runtime as ddp\nwandb = ddp.main_only(wandb)\nnet = "
+    assert converted == _HEAD.replace("net = ", line) + text
+    assert convert_source(converted, "train.py", Options(select=frozenset({"DDP011"}))).new_text == converted
+
+
+@pytest.mark.parametrize("text", ["isinstance(x, wandb.Image)\n", "wandb = None\n", "class Logger(wandb.Run): pass\n"])
+def test_a_module_that_is_used_otherwise_is_rank_0s_call_by_call(text: str) -> None:
+    """Where other ranks' stand-in would be an error, or the name is another thing as well."""
+    converted = _converted(_TWICE + text)
+    assert "main_only(wandb)" not in converted
+    assert "ddp.main_only(wandb.init)()" in converted
+
+
 @pytest.mark.parametrize(
     "text",
     [
