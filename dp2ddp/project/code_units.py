@@ -69,6 +69,8 @@ class Said:
             node = waiting.pop()
             waiting += self._read(node)
         self.names -= parameters
+        if "exec" in self.picks and any("import" in text for text in self.texts):
+            self.picks.add("import_module")
 
     def _read(self, node: ast.AST) -> Iterable[ast.AST]:
         """Takes what a node says, and returns what is left of it."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _IMPORT = re.compile(rb"^[ \t]*(?:from|import)\b[^\n(]*(?:\([^)]*\))?", re.MULTILINE)
 _WORD = re.compile(rb"\w+")
-_DYNAMIC = (b"import_module", b"__import__")
+_DYNAMIC = re.compile(rb"import_module|__import__|load_?module\(")
 _LOOPS = (ast.For, ast.While)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _TEST_FILE = re.compile(r"test_.*\.py|.*_test\.py")  # as pytest has it
@@ -308,6 +308,6 @@ def _works(node: ast.stmt, own: Collection[str]) -> bool:
 
 def _imported_words(data: bytes) -> frozenset[bytes] | None:
     """All words in the file's import statements; None where modules are picked by name at run time."""
-    if any(mark in data for mark in _DYNAMIC):
+    if _DYNAMIC.search(data):
         return None
     return frozenset(word for statement in _IMPORT.findall(data) for word in _WORD.findall(statement))

@@ -20,8 +20,8 @@ from dp2ddp.source import syntax
 from dp2ddp.source.nodes import ANY_NAME, last_name, text_pattern
 
 STAR = "*"
-#: Python's own, and what scripts have in their place: `import_class("processor.io.IO")`.
-_PICKING = re.compile(r"\w*import\w*(?=\()")
+#: Python's own, and what scripts have in their place: `import_class("processor.io.IO")`, `loadmodule("models." + name)`.
+_PICKING = re.compile(r"\w*(?:import|load_?module)\w*(?=\()")
 #: Stands for the project's root while folders are worked out; no real path begins so.
 _ROOT = "/\0"
 #: Functions and methods that leave a path what it is, as far as its place in the project goes.
@@ -278,7 +278,7 @@ def _beginning(text: ast.expr) -> str:
 
 
 def _picks_module(node: ast.Call) -> bool:
-    return "import" in last_name(node.func) and bool(node.args)
+    return bool(node.args) and _PICKING.match(f"{last_name(node.func)}(") is not None
 
 
 def _public(tree: ast.Module) -> frozenset[str] | None:

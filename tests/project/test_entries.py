@@ -46,6 +46,17 @@ def test_scripts_are_found_by_what_they_do_and_reach(tmp_path: Path, script: str
 
 
 @pytest.mark.parametrize(
+    "body", ["exec('from ' + name + ' import ' + what + ' as found')\n    return eval('found')", "return f(name)"]
+)
+def test_what_a_text_imports_by_exec_runs(tmp_path: Path, body: str) -> None:
+    """A script's own `load_module` leads to files; what of them runs, only `exec` or the like can tell."""
+    script = f"def load_module(name, what):\n    {body}\nfor i in range(3): load_module('deep.' + kind, 'Trainer')()\n"
+    trainer = "import nets\nclass Trainer:\n    def __init__(self):\n        nets.wrap(1)\n"
+    found = guess(tmp_path, {"train.py": script, "nets.py": WRAP, "deep/trainer.py": trainer})
+    assert found.entries == ["train.py"] * body.startswith("exec")
+
+
+@pytest.mark.parametrize(
     "module", ["", "import nets\n", "import nets\ndef f():\n    for i in x: g()\n", "import nets\nclass A: pass\n"]
 )
 def test_modules_are_no_scripts(tmp_path: Path, module: str) -> None:

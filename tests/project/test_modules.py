@@ -30,6 +30,7 @@ def reached(files: Mapping[str, str], entry: str = "train.py") -> list[str]:
         ("import importlib\nm = importlib.import_module('a.b')", ["a/b.py"]),
         ("m = __import__('a')", ["a.py"]),
         ("m = import_class('a.b.Net')", ["a/b.py"]),
+        ("m = loadmodule('a.' + name[0], 'Net')", ["a/b.py", "a/c.py"]),
         ("m = import_module(f'a.{name}')", ["a/__init__.py", "a/b.py"]),
         ("m = import_module('a.{}.x'.format(name))", ["a/__init__.py", "a/b.py"]),
         ("m = import_module('a.' + name)", ["a/b.py", "a/c.py"]),
