@@ -20,7 +20,7 @@ from dp2ddp.source import syntax
 from dp2ddp.source.nodes import ANY_NAME, last_name, text_pattern
 
 STAR = "*"
-#: Python's own, and what scripts have in their place: `import_class("processor.io.IO")`, `loadmodule("models." + name)`.
+#: Python's own, and what scripts have in their place: `import_class("processor.io.IO")`, `loadmodule("nets." + name)`.
 _PICKING = re.compile(r"\w*(?:import|load_?module)\w*(?=\()")
 #: Stands for the project's root while folders are worked out; no real path begins so.
 _ROOT = "/\0"

@@ -30,8 +30,8 @@ class OutputRule(Rule):
         "Every rank runs every line. What Python writes, makes and removes is rank 0's alone after `ddp.setup`, "
         "whatever library does it, `print`, progress bars and `logging` are silenced on the other ranks, and "
         "matplotlib opens no window there: these lines stay. What goes to a server or another window, or is written "
-        "from C++ (`cv2.imwrite`), the runtime can't see: on the other ranks `ddp.main_only` does nothing. A tracker's module "
-        "that a file calls more than once is rank 0's by one line below the imports. What a data "
+        "from C++ (`cv2.imwrite`), the runtime can't see: on the other ranks `ddp.main_only` does nothing. A tracker's "
+        "module that a file calls more than once is rank 0's by one line below the imports. What a data "
         "set writes for one sample, to read it faster the next time, is written by the rank that loads the sample."
     )
     examples = (
@@ -93,7 +93,7 @@ with open("log.json", "w") as log:
                 yield from self._writing(facts, call)
 
     def _once_a_file(self, facts: Facts, found: Sequence[Finding]) -> Iterator[Finding]:
-        """`wandb = ddp.main_only(wandb)` below the imports, where all that a file does with a module would be edited."""
+        """`wandb = ddp.main_only(wandb)` below the imports, where all that a file does with it would be edited."""
         noted = {each.span.start for each in found if isinstance(each, Note)}
         edited = {each.span.start for each in found} - noted
         for file in facts.source.files:
