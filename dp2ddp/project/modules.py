@@ -188,6 +188,9 @@ class Layout:
             found = [base for base in dict.fromkeys(places) if self._module(base) is not None]
             return found if len(found) == 1 else []
         found = [base for base in self._endings[parts[-1]] if base == ending or base.endswith(f"/{ending}")]
+        # What lies in a package has a longer name: `src/foo/foo.py` is no `foo` where `src/foo` is a package.
+        apart = [base for base in found if _join(base[: -len(ending) - 1], _INIT) not in self._files]
+        found = apart or found
         return found if len(found) == 1 else []
 
     def _folders_in(self, folder: str) -> Sequence[str]:

@@ -131,6 +131,13 @@ def test_one_folder_below_is_where_a_path_variable_leads(
     assert Layout(sources, disk=sources).reachable(entry)[1:2] == found
 
 
+@pytest.mark.parametrize("inside", ["foo.py", "foo/__init__.py"])
+def test_a_package_in_src_that_has_a_module_of_its_own_name_is_meant(inside: str) -> None:
+    files = {"scripts/train.py": "from foo import Net", "src/foo/__init__.py": "from .foo import Net"}
+    files[f"src/foo/{inside}"] = "class Net: pass"
+    assert reached(files, "scripts/train.py") == list(files)
+
+
 def test_files_that_cant_be_read_are_ends() -> None:
     class Files(dict[str, str]):
         def __getitem__(self, path: str) -> str:
