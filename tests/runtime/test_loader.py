@@ -278,6 +278,26 @@ def test_samples_have_the_shape_of_the_batch_s_first_one_or_it_is_an_error(ranks
         assert "With a collate_fn of your own" in text
 
 
+class Drawing(Sized):
+    """Of a size that a worker draws."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.full((3, torch.randint(2, 99, ()), 2), float(index)), torch.empty(0, world.rank())
+
+
+def single_rows() -> list[Any]:
+    """Of batches with a row for one rank; another one has loaded it as well, to go the same way, and drawn anew."""
+    loader = loaders.shard_loader(DataLoader(Drawing(), 1, num_workers=1))
+    return [(x.shape, x.rows.shape, empty.shape, x.unique().tolist()) for x, empty in loader]
+
+
+def test_what_stands_in_on_a_rank_without_rows_has_the_size_of_the_others(ranks: RankPool) -> None:
+    one, other = ranks(2, single_rows)
+    assert one == other
+    assert [values for *_, values in one] == [[index] for index in range(11)]
+    assert len({rows for _, rows, *_ in one}) > 1
+
+
 class Collating(DataLoader[Any]):
     """It leads to itself."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import threading
 import traceback
 import zlib
@@ -51,6 +52,23 @@ def own_rows(batch: Any, sizes: Sequence[int]) -> Any:
         return column if isinstance(column, Constant) else column[rows]
 
     return nesting.map_leaves(cut, batch, is_column)
+
+
+def fitted(rows: Any, shapes: Sequence[Any]) -> Any:
+    """Rows that only stand in, on a rank that has none of a batch: in the size of the samples that other ranks have."""
+    left = iter(shapes)
+
+    def fit(column: Any) -> Any:
+        if not isinstance(column, torch.Tensor) or column.dim() == 0:
+            return column
+        shape = [len(column), *itertools.islice(left, column.dim() - 1)]
+        if list(column.shape) == shape:
+            return column
+        count = math.prod(shape)
+        values = column.flatten() if column.numel() else column.new_zeros(1)
+        return values.repeat(-(-count // len(values)))[:count].view(shape)
+
+    return nesting.map_leaves(fit, rows, is_column)
 
 
 def travelling(share: Any) -> list[Any]:
@@ -174,7 +192,10 @@ class RankIterator(samplers.Delegate):
                     raise self._failed.pop()
                 again, trace = sent[0]
                 raise codec.error_again(*again) from PeerError(f"it was raised on rank {rank}:\n{trace}")
-        _check_shapes(self._name, shapes)
+        theirs = [shape for shape, size in zip(shapes, share.sizes) if size] or shapes
+        _check_shapes(self._name, theirs)
+        if theirs[0] != shapes[world.rank()]:
+            share = share._replace(rows=fitted(share.rows, theirs[0]))
         return share, parts
 
     def _tell_later(self, share: Share, number: int) -> list[Any]:
@@ -256,7 +277,7 @@ class RankIterator(samplers.Delegate):
 
 
 def _check_shapes(name: str, shapes: Sequence[list[Any]]) -> None:
-    """Of all ranks' samples in a loader's batch."""
+    """Of the samples in a loader's batch, of all ranks that have some."""
     if isinstance(next(iter(shapes[0]), None), str):
         for each in zip(*shapes):
             if len(set(each)) > 1:
