@@ -23,7 +23,7 @@ def terms(source: ParsedProgram, node: ast.AST, *, raising: bool = True) -> Iter
         if isinstance(above, ast.If):
             other = above.orelse if node in above.body else above.body
             # (How many GPUs there are the script may mind: it shall say so itself.)
-            if raising or not ends_the_script(other) or "device_count" in ast.unparse(above.test):
+            if raising or not _gives_up(other) or "device_count" in ast.unparse(above.test):
                 yield above.test if node in above.body else negated(above.test)
         elif isinstance(above, ast.IfExp) and node is not above.test:
             yield above.test if node is above.body else negated(above.test)
@@ -47,12 +47,12 @@ def _branches(branch: ast.If, raising: bool) -> tuple[list[ast.expr], list[ast.e
     going_on: list[ast.expr] = []
     leaving: list[ast.expr] = []
     while True:
-        if raising or not ends_the_script(branch.body):
+        if raising or not _gives_up(branch.body):
             (leaving if _leaves(branch.body) else going_on).append(branch.test)
         if len(branch.orelse) == 1 and isinstance(branch.orelse[0], ast.If):
             branch = branch.orelse[0]
             continue
-        return going_on, leaving, not _leaves(branch.orelse) or (not raising and ends_the_script(branch.orelse))
+        return going_on, leaving, not _leaves(branch.orelse) or (not raising and _gives_up(branch.orelse))
 
 
 _EXITS = frozenset({"sys.exit", "exit", "quit", "os._exit", "os.abort"})
@@ -65,6 +65,14 @@ def ends_the_script(block: list[ast.stmt]) -> bool:
     if isinstance(last, ast.Assert):
         return isinstance(last.test, ast.Constant) and not last.test.value
     return isinstance(last, ast.Raise) or (isinstance(called, ast.Call) and ast.unparse(called.func) in _EXITS)
+
+
+def _gives_up(block: list[ast.stmt]) -> bool:
+    """Whether a block ends the script, or only says something and returns: `print("no such data set"); return`."""
+    *before, last = block or [ast.Pass()]
+    prints = [isinstance(each, ast.Expr) and ast.unparse(each).startswith("print(") for each in before]
+    says = bool(prints) and all(prints) and isinstance(last, ast.Return) and last.value is None
+    return says or ends_the_script(block)
 
 
 def _leaves(block: list[ast.stmt]) -> bool:
