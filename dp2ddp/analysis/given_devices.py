@@ -21,7 +21,7 @@ from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.launch.settled import DEVICES
 from dp2ddp.analysis.on_gpus import all_terms, is_true_anyway, on_gpus
 from dp2ddp.analysis.visible import DEVICE_COUNTS, means_all, told, written
-from dp2ddp.source.nodes import is_main_guard, names_in
+from dp2ddp.source.nodes import is_main_guard
 
 if TYPE_CHECKING:
     from dp2ddp.analysis.facts import Facts
@@ -73,10 +73,11 @@ def given_devices(facts: Facts, launch: Launch) -> Given:
         return Given(_ONE_PROCESS)
     cases = [case for case in cases if not _is_never_reached(case)]
     chosen = _made_visible_later(facts, launch)
-    if chosen is not None and all(case.ids in (None, _ONE_PROCESS) and case.is_known for case in cases):
+    chosen_from = _chosen_from(facts, launch)
+    are_counted = (case.ids in (None, _ONE_PROCESS) or _only_counts(case.ids, chosen_from) for case in cases)
+    if chosen is not None and all(case.is_known for case in cases) and all(are_counted):
         return Given(chosen, are_chosen=True)
     cases = _sized([replace(case, ids=_among(facts, launch, case.ids)) for case in cases])
-    chosen_from = _chosen_from(facts, launch)
     are_chosen = all(case.ids is not None and _speaks_of(case.ids, chosen_from) for case in cases)
     ids = _widest([case.ids for case in cases]) if all(case.is_known for case in cases) else None
     ids = ids if ids is None or len(ids) <= _LONGEST else None  # the wrap says it as well
@@ -150,6 +151,11 @@ def _chosen_from(facts: Facts, launch: Launch) -> list[ast.AST]:
     return [node for kind, node in launch.late if kind == DEVICES]
 
 
+def _only_counts(ids: str, chosen_from: list[ast.AST]) -> bool:
+    """Whether `device_ids` aren't numbers, nor what the visible GPUs are made of: `opt.gpus` beside `opt.gpus_str`."""
+    return _numbers(ast.parse(ids, mode="eval").body) is None and not _speaks_of(ids, chosen_from)
+
+
 def _speaks_of(ids: str, chosen_from: list[ast.AST]) -> bool:
     """Whether `device_ids` are made of what the visible GPUs are made of, too: `args.gpus`, or numbers among theirs."""
     given = ast.parse(ids, mode="eval").body
@@ -163,9 +169,12 @@ def _speaks_of(ids: str, chosen_from: list[ast.AST]) -> bool:
 
 
 def _read(node: ast.AST) -> set[str]:
-    """The names, and the attributes of names, that an expression reads."""
-    parts = {ast.unparse(part) for part in ast.walk(node) if isinstance(part, ast.Attribute)}
-    return parts | names_in(node)
+    """The names that an expression reads, and attributes instead of what has them: `opt.gpus` says nothing of `opt`."""
+    called = {part.func for part in ast.walk(node) if isinstance(part, ast.Call)}
+    parts = [part for part in ast.walk(node) if isinstance(part, ast.Attribute) and part not in called]
+    having = {part.value for part in parts}
+    whole = {ast.unparse(part) for part in parts if part not in having}
+    return whole | {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and part not in having}
 
 
 def _among(facts: Facts, launch: Launch, ids: str | None) -> str | None:

@@ -65,8 +65,13 @@ class _Told:
         return found if isinstance(found, ast.expr) and not _looks_into_constants(found) else None
 
     def stays(self, target: ast.AST) -> bool:
-        """Whether an attribute is set to what it is at the launch: `args.gpu = gpu` in `work(args.gpu, args)`."""
+        """Whether an attribute is set to what it is at the launch: `args.gpu = gpu` in `work(args.gpu, args)`.
+
+        Or a name to what it is: `opt = with_classes(opt, data)`, which writes into `opt`, and returns it.
+        """
         above = self._facts.source.parent(target)
+        if isinstance(target, ast.Name):
+            return _is_given_back(self._facts, target)
         if not isinstance(target, ast.Attribute) or not isinstance(above, ast.Assign) or target not in above.targets:
             return False
         held, given = self.of(target.value), self.of(above.value)
@@ -81,7 +86,7 @@ class _Told:
         self._asked.pop()
         function = self._facts.source.function(node)
         if isinstance(node, ast.Name) and function is not None and node.id in _parameters(function):
-            stores = _stores(ast.walk(function), node.id)
+            stores = [n for n in _stores(ast.walk(function), node.id) if not _is_given_back(self._facts, n)]
             if stores and not _are_clipping(self._facts, stores):
                 return None
             found = [None if each is None else _clipped(each) for each in found] if stores else found
@@ -144,6 +149,26 @@ class _Told:
         set_by = [(other, self._facts.source.parent(other)) for other in own]
         values = [above.value if isinstance(above, ast.Assign) and n in above.targets else None for n, above in set_by]
         return [None] if others else [*values] or [None]
+
+
+def _is_given_back(facts: Facts, store: ast.Name) -> bool:
+    """Whether a name is set to what a function of the script returns: always what it was given by this name."""
+    assigned = facts.source.parent(store)
+    call = assigned.value if isinstance(assigned, ast.Assign) and store in assigned.targets else None
+    called = facts.resolver.functions_called(call) if isinstance(call, ast.Call) else []
+    arguments = facts.resolver.arguments(call) if isinstance(call, ast.Call) else []
+    given = [(function, name) for function, name, value in arguments if _is_name(value, store.id)]
+
+    def gives_back(function: FunctionNode) -> bool:
+        returned = [n.value for n in ast.walk(function) if isinstance(n, (ast.Return, ast.Yield, ast.YieldFrom))]
+        names = [name for callee, name in given if callee is function and not _stores(ast.walk(function), name)]
+        return any(bool(returned) and all(_is_name(value, name) for value in returned) for name in names)
+
+    return bool(called) and all(gives_back(each.definition) for each in called)
+
+
+def _is_name(node: ast.AST | None, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
 
 
 def _are_clipping(facts: Facts, stores: Sequence[ast.Name]) -> bool:

@@ -227,7 +227,7 @@ net = DataParallel(nn.Linear(4, 2))
                 continue
             local = node.names[0].asname or "DataParallel"
             uses = [n for n in ast.walk(facts.source.module(node)) if isinstance(n, ast.Name) and n.id == local]
-            if all(u in converted for u in uses):
+            if uses and all(u in converted for u in uses):
                 yield RemoveStatement(self.id, facts.source.span(node), "`DataParallel` is not used any more")
 
 

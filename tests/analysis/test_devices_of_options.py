@@ -35,6 +35,32 @@ def test_devices_count_those_that_are_made_visible_behind_the_start(sets: str, i
     assert [note.what.split()[0] for note in result.notes] == ["CUDA_VISIBLE_DEVICES"] * (given is None)
 
 
+def test_what_counts_the_gpus_that_another_option_makes_visible_says_how_many_not_which() -> None:
+    """As options of detectors have it: `--gpus 2,3` makes `opt.gpus` `[0, 1]`."""
+    count = "args.gpus_str = args.gpu\nargs.gpus = [i for i in range(len(args.gpu.split(',')))]\n"
+    script = f"{_ARGS}{count}net = nn.Linear(4, 2)\nos.environ['CUDA_VISIBLE_DEVICES'] = args.gpus_str\n"
+    result = converted(f"{script}net = nn.DataParallel(net, device_ids=args.gpus)\n")
+    assert "ddp.setup(device_ids=args.gpus_str)\nnet = nn.Linear" in result.new_text
+    assert not result.notes
+
+
+@pytest.mark.parametrize(
+    ("body", "above"),
+    [
+        ("options.classes = len(data)\n    return options", True),
+        ("options.gpu = data\n    return options", False),
+        ("options = copy(options)\n    return options", False),
+        ("return options if data else None", False),
+    ],
+)
+def test_options_that_a_function_fills_in_and_gives_back_are_the_same(body: str, above: bool) -> None:
+    script = (
+        f"def filled(options, data):\n    {body}\ndef main(args):\n    data = read()\n    args = filled(args, data)\n"
+    )
+    result = converted(f"{_ARGS}{script}    net = nn.DataParallel(net, device_ids=args.gpu)\nmain(args)\n")
+    assert ("def main(args):\n    ddp.setup(device_ids=args.gpu)\n" in result.new_text) == above
+
+
 @pytest.mark.parametrize(
     ("read", "gpus"),
     [

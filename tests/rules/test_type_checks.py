@@ -32,3 +32,9 @@ def test_a_file_of_a_program_that_wraps_models_asks_for_the_wrapper() -> None:
     done = convert_files({"train.py": train, "checks.py": _CHECKS}, ["train.py"], Options())
     assert "isinstance(net, ddp.WrappedModel)" in done["checks.py"].new_text
     assert "from torch.nn import DataParallel" not in done["checks.py"].new_text
+
+
+def test_an_import_that_had_no_use_before_stays() -> None:
+    """Nobody has asked for it to go."""
+    train = "import torch.nn as nn\nfrom torch.nn import DataParallel\nnet = nn.DataParallel(nn.Linear(4, 2))\n"
+    assert "from torch.nn import DataParallel\n" in convert_source(train, "train.py", Options()).new_text
