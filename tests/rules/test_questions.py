@@ -103,6 +103,11 @@ def test_a_test_that_is_rank_0_s_as_a_whole_is_broadcast_once() -> None:
     assert "os.path.exists('stop') and ddp.main_only(input)('stop? ') == 'y'):" in conversion.new_text
 
 
+def test_what_is_typed_at_a_question_that_shows_the_time_is_shared_once() -> None:
+    text = "import time\nanswer = input(time.ctime())\nif answer == 'y':\n    net(1)\n"
+    assert convert_source(_HEAD + text, "train.py", Options()).new_text.count("ddp.broadcast(") == 1
+
+
 @pytest.mark.parametrize("asked", ["input", "plt.ginput", "plt.waitforbuttonpress"])
 def test_rank_0_asks(asked: str) -> None:
     text = f"import matplotlib.pyplot as plt\nwhile not {asked}():\n    net(1)\n"

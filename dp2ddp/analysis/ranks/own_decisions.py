@@ -36,8 +36,8 @@ class Clocks:
             method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
             if path.startswith(("time.", "datetime.")) or method in _METHODS:
                 return True
-            if path == "builtins.len":
-                return False  # how many times a list holds is the same on all ranks
+            if path in ("builtins.len", "builtins.input"):
+                return False  # how many times a list holds is the same on all ranks, and what is typed is rank 0's
         if isinstance(node, ast.Name) and any(
             self._may_be_behind(node, each) for each in holding.get((self.source.scope(node), node.id), ())
         ):

@@ -31,7 +31,7 @@ _TORCHS_OWN = "take torch's BatchNorm in its place, and convert with --sync-bn"
 _PLAIN = "wrap the model in plain `nn.DataParallel`, then convert again"
 # Where batches may be no tensors, or what runs on each GPU no module, that alone would not do.
 _PLAIN_BATCHES = _PLAIN.replace(",", ", which takes whole batches (no list with a part for each GPU),")
-_PLAIN_OUTPUTS = _PLAIN.replace(
+_PLAIN_OUTPUTS = "leave it out if it does what torch's does; else " + _PLAIN.replace(
     ",", ", which gives back tensors for whole batches (no list with an item for each image),"
 )
 
