@@ -334,7 +334,9 @@ def test_the_option_is_named_with_all_that_is_in_its_way() -> None:
         converted(f"{changed}{late}{_FULL}", allow=False)
     told = str(raised.value)
     assert "calls init_process_group; start that with torchrun; --allow-ddp converts what is beside it" in told
-    first = "once this is mended: line 12: `Own` changes how `DataParallel` works (`gather`); leave it out if it does what"
+    first = (
+        "once this is mended: line 12: `Own` changes how `DataParallel` works (`gather`); leave it out if it does what"
+    )
     assert first in told
     assert "which gives back tensors for whole batches (no list with an item for each image)" in told
     assert "; and line 15: `Other` changes how `DataParallel` works (`scatter`); wrap the model in plain" in told

@@ -325,3 +325,18 @@ def test_a_rank_that_exits_at_once_lets_the_others_hear_what_it_said(warm: Warm,
     done = warm.start(script, cwd=tmp_path, forked=True)
     assert (done.returncode, done.stdout) == (0, "saved ['a.txt']\n"), done.stderr
     assert (tmp_path / "own1").exists()
+
+
+def test_a_file_that_is_missing_is_told_by_rank_0_at_the_script_s_own_line(warm: Warm, tmp_path: Path) -> None:
+    """As the original tells it: how the runtime asks the disk isn't shown."""
+    body = """
+        from pathlib import Path
+        ddp.setup()
+        time.sleep(0.1 * (1 - ddp.rank()))
+        Path("missing.txt").read_text()
+        """
+    done = warm.start(write(tmp_path, body), forked=True)
+    assert done.stderr.startswith("dp2ddp: rank 0 of 2 failed:\n"), done.stderr
+    assert 'Path("missing.txt").read_text()' in done.stderr
+    assert "FileNotFoundError: [Errno 2] No such file or directory: 'missing.txt'" in done.stderr
+    assert "dp2ddp_runtime" not in done.stderr

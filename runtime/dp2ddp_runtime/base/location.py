@@ -18,8 +18,8 @@ def _folders(*paths: str) -> tuple[str, ...]:
     return tuple(os.path.realpath(path) + os.sep for path in paths)
 
 
-_RUNTIME = os.path.dirname(os.path.dirname(__file__))
-_NEVER = _folders(_RUNTIME, os.path.dirname(torch.__file__))
+RUNTIME = os.path.dirname(os.path.dirname(__file__))
+_NEVER = _folders(RUNTIME, os.path.dirname(torch.__file__))
 _INSTALLED = _folders(*map(sysconfig.get_path, ("purelib", "platlib", "scripts")))
 _PYTHON = _folders(sysconfig.get_path("stdlib"))  # the installed packages may lie in it
 

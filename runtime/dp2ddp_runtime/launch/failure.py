@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from ..base import world
-from ..base.location import here
+from ..base.location import RUNTIME, here
 from ..ranks import file_sync
 
 #: The store's counters: of failed ranks (the launcher adds those that ended without a word), of ranks at their end, of
@@ -28,6 +28,7 @@ failed = False
 exit_at = ""
 
 _DEAD_ARE_COUNTED_WITHIN = 1.0  # seconds
+_MAIN_SPEAKS_WITHIN = 0.3  # seconds, where all ranks fail alike
 _EXITS_ARE_COUNTED_WITHIN = 20.0  # seconds: an interpreter with torch takes some to end, more on a busy machine
 _TELLS_WITHIN = 5.0  # seconds
 _EXIT_WITHIN = 30  # seconds
@@ -62,6 +63,8 @@ def install() -> None:
         if world.is_main() if interrupted else may_speak(FAILED, error):
             if not interrupted:
                 sys.stderr.write(f"dp2ddp: rank {world.rank()} of {world.world_size()} failed:\n")
+            if isinstance(error, OSError):
+                _end_with_the_script(trace)
             show(kind, error, trace)
         exit_now(SIGNAL_BASE + signal.SIGINT if interrupted else 1)
 
@@ -80,7 +83,7 @@ def install() -> None:
 
 def _let_others_be_counted(error: BaseException) -> None:
     """This rank's error may follow from another rank's end, or be another rank's to tell."""
-    time.sleep(_DEAD_ARE_COUNTED_WITHIN)
+    time.sleep(_DEAD_ARE_COUNTED_WITHIN + (0 if world.is_main() else _MAIN_SPEAKS_WITHIN))
     store, seconds = file_sync.store(), 0.0
     with suppress(RuntimeError):  # the store's host is gone, or nobody was counted
         if isinstance(error.__cause__, file_sync.PeerError):
@@ -89,6 +92,17 @@ def _let_others_be_counted(error: BaseException) -> None:
             seconds = _EXITS_ARE_COUNTED_WITHIN
         if store is not None and seconds:
             file_sync.wait_until(lambda: file_sync.counted(store, FAILED) > 0, "the end of a rank", seconds)
+
+
+def _end_with_the_script(trace: TracebackType | None) -> None:
+    """What the system refuses is refused to the script's own call: how the runtime carries that out isn't shown."""
+    last = None
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(RUNTIME):
+            last = trace
+        trace = trace.tb_next
+    if last is not None:
+        last.tb_next = None
 
 
 def may_speak(counter: str, error: BaseException | None = None) -> bool:
