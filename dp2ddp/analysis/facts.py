@@ -26,7 +26,7 @@ from dp2ddp.analysis.files.writers import Writers
 from dp2ddp.analysis.given_devices import Given, given_devices, unknown
 from dp2ddp.analysis.launch.before import BeforeLaunch
 from dp2ddp.analysis.launch.placement import Launch, LaunchFinder
-from dp2ddp.analysis.on_gpus import runs_on_gpus
+from dp2ddp.analysis.on_gpus import needs_one_gpu, runs_on_gpus
 from dp2ddp.analysis.ranks.display import Display
 from dp2ddp.analysis.ranks.divergent import RankDivergent
 from dp2ddp.analysis.ranks.own_decisions import Clocks, OwnTests
@@ -92,7 +92,7 @@ class Facts:
     @cached_property
     def replicas(self) -> Replicas:
         """What reaches for DataParallel's replicas."""
-        return Replicas(self.source, self.names, self.resolver, self.wraps, self.running)
+        return Replicas(self.source, self.names, self.resolver, self.wraps, self.running, partial(needs_one_gpu, self))
 
     @cached_property
     def own_ddp(self) -> OwnDdp:

@@ -58,6 +58,11 @@ def runs_on_gpus(facts: Facts, launch: Launch, node: ast.AST) -> bool:
     return not any(is_true_anyway(facts, negated(term), 1) for term in all_terms(facts, launch, node))
 
 
+def needs_one_gpu(facts: Facts, node: ast.AST) -> bool:
+    """Whether a line isn't reached within its function where there are several GPUs."""
+    return any(is_true_anyway(facts, negated(term), 2) for term in terms(facts.source, node))
+
+
 class _UnknownError(Exception):
     """What an expression is can't be told."""
 

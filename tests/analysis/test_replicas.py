@@ -79,6 +79,14 @@ CHOSEN = {
 }
 
 
+def test_a_wrap_for_one_gpu_alone_is_no_other_way() -> None:
+    """Several GPUs are what a conversion is for."""
+    wrap = "net = nn.Linear(4, 2)\ngpus = torch.cuda.device_count()\nif gpus == 1:\n    net = nn.DataParallel(net)\n"
+    conversion = converted(f"{wrap}else:\n    net = Copies(net)\n")
+    assert conversion.refused
+    assert not converted(f"{wrap.replace('gpus ==', 'gpus >=')}else:\n    net = Copies(net)\n").refused
+
+
 @pytest.mark.parametrize("shape", CHOSEN)
 def test_a_run_that_chooses_the_copy_ends_with_an_error(shape: str) -> None:
     conversion = converted(CHOSEN[shape])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Union
@@ -69,7 +69,16 @@ class Copy:
 class Replicas:
     """Finds what reaches for replicas."""
 
-    def __init__(self, source: ParsedProgram, names: Names, resolver: Resolver, wraps: Wraps, running: Running) -> None:
+    def __init__(
+        self,
+        source: ParsedProgram,
+        names: Names,
+        resolver: Resolver,
+        wraps: Wraps,
+        running: Running,
+        needs_one_gpu: Callable[[ast.AST], bool],
+    ) -> None:
+        self._needs_one_gpu = needs_one_gpu
         self._source = source
         self._names = names
         self._resolver = resolver
@@ -85,7 +94,7 @@ class Replicas:
             if unit in self._wraps.changed:
                 todo = _PLAIN_OUTPUTS if "`gather`" in copy.why else _PLAIN
                 todo = _PLAIN_BATCHES if "`scatter`" in copy.why else todo
-                todo = _CRITERION if re.search("Criterion|Loss", unit.name) else todo
+                todo = _CRITERION if re.search("Criteri|Loss", unit.name) else todo
                 uses = [self._source.where(each.use) for each in self.copies if each.unit is unit and not each.instead]
                 todo = re.sub("(DataParallel`|itself)", rf"\1 ({', '.join(dict.fromkeys(uses))})", todo, count=1)
                 yield Blocker(self._wraps.changed[unit].base, copy.why, todo)
@@ -209,7 +218,7 @@ class Replicas:
     def _instead(self, use: ast.expr) -> ast.Call | None:
         """The wrap that runs where `use` doesn't: on another branch, or before a return."""
         calls = (wrap.call for wrap in self._wraps.models)
-        return next((call for call in calls if self._excludes(call, use)), None)
+        return next((call for call in calls if self._excludes(call, use) and not self._needs_one_gpu(call)), None)
 
     def _excludes(self, wrap: ast.Call, use: ast.expr) -> bool:
         if self._source.function(wrap) is not self._source.function(use):
