@@ -236,6 +236,8 @@ def _picks(facts: Facts, launch: Launch) -> Iterator[_Case]:
             continue
         ids = f"[{ast.unparse(there)}]"
         asked = {ast.unparse(known or part): known for part, known in _parts(facts, launch, place, ids)}
+        if launch.test is not None and opposite_of(launch.test) in asked:
+            continue  # the script's own DDP picks its GPU there
         own_ddp = [test for test in asked if ASKS_FOR_DDP.search(test)]  # the script's own, which is off then
         others = {test: known for test, known in asked.items() if test not in own_ddp}
         is_told = all(known is not None and _is_plain(facts, known) for known in others.values())

@@ -364,3 +364,15 @@ def test_a_wrap_on_a_condition_of_which_only_the_inside_is_called_stays_one_proc
         "net = nn.Linear(4, 2)\nif args.cuda:\n    net = nn.DataParallel(net).cuda()\nprint(net)\nnet.module(args.x)\n"
     )
     assert converted(_ARGS + script).on_one_device
+
+
+def test_the_gpu_that_the_script_s_own_ddp_picks_is_not_what_the_rest_uses() -> None:
+    """As fine-tuning scripts have it: `local_rank` is -1 where there is no DDP."""
+    script = (
+        "if args.local_rank == -1 or args.no_cuda:\n    args.n_gpu = torch.cuda.device_count()\nelse:\n"
+        "    torch.cuda.set_device(args.local_rank)\n    torch.distributed.init_process_group('nccl')\n"
+        "net = nn.Linear(4, 2)\nif args.do_train:\n    net = nn.DataParallel(net)\n"
+    )
+    text = f"{_HEAD}import torch.distributed\n{_ARGS}{script}"
+    new = convert_source(text, "train.py", Options(allow_ddp=True)).new_text
+    assert "    ddp.setup(device_ids=None if args.do_train else [0], beside_ddp=True)\n" in new
