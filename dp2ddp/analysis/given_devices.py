@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,6 +36,7 @@ _PLAIN = (*_PLAIN, ast.List, ast.Tuple, ast.Subscript, ast.expr_context, ast.cmp
 _LOOKING = (*DEVICE_COUNTS, "builtins.len", "builtins.bool", "builtins.int")
 #: What is asked of the number of devices for them to be used.
 _SEVERAL = ("> 1", ">= 2", "!= 1", "> 0", ">= 1", "!= 0")
+_USES_GPUS = re.compile("cuda|gpu", re.IGNORECASE)
 _SAME_NUMBER = ("builtins.int", "builtins.str")
 
 
@@ -240,6 +242,8 @@ def _picks(facts: Facts, launch: Launch) -> Iterator[_Case]:
             continue  # the script's own DDP picks its GPU there
         own_ddp = [test for test in asked if ASKS_FOR_DDP.search(test)]  # the script's own, which is off then
         others = {test: known for test, known in asked.items() if test not in own_ddp}
+        # (Whether it runs on GPUs at all says nothing of which one.)
+        others = {test: known for test, known in others.items() if known is not None or not _USES_GPUS.search(test)}
         is_told = all(known is not None and _is_plain(facts, known) for known in others.values())
         if is_told and all(test.startswith("not ") for test in own_ddp):
             yield _Case(place, ids, True, tuple(map(_as_ranks_see_it, reversed(others))))

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
+from dp2ddp.analysis.visible import means_all, written
 from dp2ddp.analysis.wraps.wraps import starred_inputs
 from dp2ddp.rewrite.edits import Finding, RemoveStatement, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
@@ -116,12 +117,20 @@ net = data_parallel(nn.Linear(4, 2), [0, 1])
                 ("module", "inputs", "device_ids", "output_device", "dim", "module_kwargs")
             ):
                 value = argument(call, position, name)
-                if value is None or name in ("device_ids", "output_device") or _is_default(name, value):
+                if value is None or name == "output_device" or _is_default(name, value):
+                    continue
+                if name == "device_ids" and (means_all(facts, value) or _is_known(facts, value)):
                     continue
                 holes[name] = facts.source.span(value)
                 given.append(f"__h_{name}__" if position < len(("module", "inputs")) else f"{name}=__h_{name}__")
             template = f"ddp.data_parallel({', '.join(given)})"
             yield ReplaceExpr(self.id, facts.source.span(call), reason, template, holes)
+
+
+def _is_known(facts: Facts, device_ids: ast.expr) -> bool:
+    """Whether `ddp.setup()` can be given them."""
+    launches = (each for each in facts.launches if each.statement is not None and facts.comes_to(each, device_ids))
+    return all(written(facts, launch, device_ids) is not None for launch in launches)
 
 
 def _is_default(name: str, value: ast.expr) -> bool:

@@ -230,6 +230,11 @@ PICKS = {
             "if pick(net):\n    torch.cuda.set_device(args.gpu)\nif args.parallel:\n    net = nn.DataParallel(net)\n",
             "None if args.parallel else [0]",
         ),
+        (
+            "args.cuda = not args.no_cuda and torch.cuda.is_available()\nif args.cuda:\n"
+            "    torch.cuda.set_device(args.gpu)\nif args.parallel:\n    net = nn.DataParallel(net)\n",
+            "None if args.parallel else [args.gpu]",
+        ),
     ],
 )
 def test_the_gpu_that_is_picked_is_given_where_nothing_is_wrapped(script: str, given: str) -> None:

@@ -168,6 +168,14 @@ def test_data_parallel_of_a_list_of_one_keeps_it(way: str) -> None:
     )
 
 
+def test_data_parallel_keeps_device_ids_that_are_not_known_at_the_start() -> None:
+    script = (
+        "import torch.nn as nn\nnet = nn.Linear(4, 2)\nids = pick(net)\ny = nn.parallel.data_parallel(net, x, ids)\n"
+    )
+    new = convert_source(script, "train.py", Options()).new_text
+    assert new.endswith("ids = pick(net)\ny = ddp.data_parallel(net, x, device_ids=ids)\n")
+
+
 @pytest.mark.parametrize("given", ["*args", "net, *xs", "net, x, *ids", "net, x, **options"])
 def test_data_parallel_of_what_can_not_be_told_apart_is_refused(given: str) -> None:
     script = f"import torch.nn as nn\nnet = nn.Linear(4, 2)\ny = nn.parallel.data_parallel({given})\n"

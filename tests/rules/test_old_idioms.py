@@ -44,3 +44,10 @@ def test_volatile_under_no_grad_needs_nothing_instead() -> None:
 )
 def test_what_still_works_is_not_told(fine: str) -> None:
     assert _notes_of(fine) == []
+
+
+def test_a_next_of_the_script_s_own_does_not_call_itself() -> None:
+    own = "def next(batches):\n    return batches.next()[0]\n"
+    script = f"import torch.nn as nn\nnet = nn.DataParallel(nn.Linear(4, 2))\n{own}net(next(iter([[x]])))\n"
+    new = convert_source(script, "train.py", Options()).new_text
+    assert own.replace(".next()", ".__next__()") in new

@@ -107,6 +107,25 @@ def test_the_ranks_that_a_wrap_asks_for_train_as_the_original(
     )
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("pretended")
+def test_the_functional_form_has_as_many_replicas_as_it_is_given_devices(tmp_path: Path) -> None:
+    script = f"""
+        net = {_NET}
+        sizes = []
+        net[0].register_forward_hook(lambda module, given, out: sizes.append(len(out)))
+        if ddp:
+            out = ddp.data_parallel(net, data.tensors[0].cuda(), device_ids=[0, 1])
+        else:
+            out = nn.parallel.data_parallel(net, data.tensors[0].cuda(), [0, 1])
+        print(out.sum().item(), sizes[0])
+    """
+    ours, theirs = (run(tmp_path, textwrap.dedent(script), *given) for given in (["ddp"], []))
+    assert (ours.returncode, theirs.returncode) == (0, 0), ours.stderr + theirs.stderr
+    assert ours.stdout == theirs.stdout
+    assert " 19\n" in ours.stdout
+
+
 @pytest.mark.parametrize(
     ("end", "code", "told"),
     [

@@ -308,7 +308,13 @@ WrappedModel.__name__ = nn.DataParallel.__name__
 _wrapped: MutableMapping[nn.Module, dict[int, WrappedModel]] = weakref.WeakKeyDictionary()
 
 
-def data_parallel(module: nn.Module, inputs: Any, dim: int = 0, module_kwargs: Mapping[str, Any] | None = None) -> Any:
+def data_parallel(
+    module: nn.Module,
+    inputs: Any,
+    dim: int = 0,
+    module_kwargs: Mapping[str, Any] | None = None,
+    device_ids: Any = None,
+) -> Any:
     """`torch.nn.parallel.data_parallel` over ranks: splits the inputs, runs the module, gathers the outputs along
     `dim`.
 
@@ -321,13 +327,14 @@ def data_parallel(module: nn.Module, inputs: Any, dim: int = 0, module_kwargs: M
         inputs: a tensor, or a tuple of positional arguments.
         dim: the dimension along which inputs are split and outputs concatenated.
         module_kwargs: keyword arguments.
+        device_ids: as `wrap_model` takes them, at the first call; None for all ranks.
     """
     arguments = inputs if isinstance(inputs, tuple) else () if inputs is None else (inputs,)
     if world.world_size() == 1:
         return module(*arguments, **(module_kwargs or {}))
     wrapped = _wrapped.setdefault(module, {})
     if dim not in wrapped:
-        wrapped[dim] = wrap_model(module, dim=dim)
+        wrapped[dim] = wrap_model(module, dim=dim, device_ids=device_ids)
     return wrapped[dim](*arguments, **(module_kwargs or {}))
 
 
