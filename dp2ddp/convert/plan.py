@@ -72,9 +72,8 @@ def decide(facts: Facts, options: Options) -> Plan:
         with blamed(rule=each.id):
             findings += each.edits(facts, decisions)
     findings = [_ignored(finding) if finding.rule in options.ignore else finding for finding in findings]
-    if facts.beside_ddp:
-        own = facts.own_ddp.spans
-        findings = [finding for finding in findings if not any(span.contains(finding.span) for span in own)]
+    own = [*(facts.own_ddp.spans if facts.beside_ddp else ()), *_of_one_process(facts)]
+    findings = [finding for finding in findings if not any(span.contains(finding.span) for span in own)]
     idle: list[tuple[ast.stmt, str]] = []
     if facts.parallel and not facts.blockers:
         findings, idle = _reached(facts, findings)
@@ -85,6 +84,13 @@ def decide(facts: Facts, options: Options) -> Plan:
     notes = list(dict.fromkeys(f for f in findings if isinstance(f, Note)))
     edits = [f for f in findings if isinstance(f, Edit)] if facts.wraps.found else []
     return Plan(edits, notes, idle, facts.on_one_device, refused=bool(facts.blockers))
+
+
+def _of_one_process(facts: Facts) -> list[Span]:
+    """The script's own copies of DataParallel, which end with an error in several processes."""
+    wraps = {wrap.call for wrap in facts.wraps.models}
+    units = (copy.unit for copy in facts.replicas.copies if copy.instead is not None)
+    return [facts.source.span(unit) for unit in units if wraps.isdisjoint(ast.walk(unit))]
 
 
 def _reached(facts: Facts, findings: Sequence[Finding]) -> tuple[list[Finding], list[tuple[ast.stmt, str]]]:

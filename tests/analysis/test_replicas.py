@@ -100,6 +100,18 @@ def test_a_run_that_chooses_the_copy_ends_with_an_error(shape: str) -> None:
     assert not any("fine" in note.todo for note in conversion.notes)
 
 
+@pytest.mark.parametrize("wraps", [False, True])
+def test_a_copy_that_several_processes_never_come_to_stays_as_it_is(wraps: bool) -> None:
+    """But for a function that wraps by `DataParallel`, too."""
+    other = "nn.DataParallel(net)" if wraps else "net"
+    copies = (
+        "def copied(net, x):\n    ids = list(range(torch.cuda.device_count()))\n    if x is None:\n"
+        f"        return {other}\n    return nn.parallel.parallel_apply(nn.parallel.replicate(net, ids), x)\n"
+    )
+    script = "net = nn.Linear(4, 2)\nif MODE:\n    net = nn.DataParallel(net)\nelse:\n    net = copied(net, x)\n"
+    assert (copies in converted(copies + script).new_text) != wraps
+
+
 def test_a_copy_that_nothing_uses_is_left_alone() -> None:
     files = {
         "train.py": "import torch.nn as nn\nimport copies\nnet = nn.DataParallel(nn.Linear(4, 2))\n"
