@@ -88,7 +88,7 @@ def decide(facts: Facts, options: Options) -> Plan:
 
 def _of_one_process(facts: Facts) -> list[Span]:
     """The script's own copies of DataParallel, which end with an error in several processes."""
-    wraps = {wrap.call for wrap in facts.wraps.models}
+    wraps = {*(wrap.call for wrap in facts.wraps.models), *facts.wraps.functional}
     units = (copy.unit for copy in facts.replicas.copies if copy.instead is not None)
     return [facts.source.span(unit) for unit in units if wraps.isdisjoint(ast.walk(unit))]
 

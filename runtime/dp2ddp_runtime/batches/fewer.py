@@ -42,8 +42,11 @@ def release(stacklevel: int) -> None:
     Loaders that are being read go on where they are, unless a thread of the script's reads one.
     """
     place = world.current()
-    if place.world_size > 1 and not place.wraps and _is_free(place) and not any(each.is_in_thread for each in reading):
-        read = sorted(reading, key=lambda each: each.number)
+    if place.world_size == 1 or place.wraps or not _is_free(place):
+        return
+    gc.collect()  # iterators that only wait for that on some ranks
+    read = sorted(reading, key=lambda each: each.number)
+    if not any(each.is_in_thread for each in read):
         for batches in read:
             batches.fetch_what_is_on_its_way()
         _go_on_with(1, "no model is wrapped", stacklevel + 1)
