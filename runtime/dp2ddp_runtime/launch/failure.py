@@ -64,7 +64,7 @@ def install() -> None:
             if not interrupted:
                 sys.stderr.write(f"dp2ddp: rank {world.rank()} of {world.world_size()} failed:\n")
             if isinstance(error, OSError):
-                _end_with_the_script(trace)
+                _leave_out_the_runtime(trace)
             show(kind, error, trace)
         exit_now(SIGNAL_BASE + signal.SIGINT if interrupted else 1)
 
@@ -94,15 +94,14 @@ def _let_others_be_counted(error: BaseException) -> None:
             file_sync.wait_until(lambda: file_sync.counted(store, FAILED) > 0, "the end of a rank", seconds)
 
 
-def _end_with_the_script(trace: TracebackType | None) -> None:
+def _leave_out_the_runtime(trace: TracebackType | None) -> None:
     """What the system refuses is refused to the script's own call: how the runtime carries that out isn't shown."""
-    last = None
     while trace is not None:
-        if not trace.tb_frame.f_code.co_filename.startswith(RUNTIME):
-            last = trace
-        trace = trace.tb_next
-    if last is not None:
-        last.tb_next = None
+        behind = trace.tb_next
+        while behind is not None and behind.tb_frame.f_code.co_filename.startswith(RUNTIME):
+            behind = behind.tb_next
+        trace.tb_next = behind
+        trace = behind
 
 
 def may_speak(counter: str, error: BaseException | None = None) -> bool:
