@@ -67,8 +67,7 @@ class _Told:
     def stays(self, target: ast.AST) -> bool:
         """Whether an attribute is set to what it is at the launch: `args.gpu = gpu` in `work(args.gpu, args)`.
 
-        Or a name to what it is: `opt = with_classes(opt, data)`, which writes into `opt`, and returns it.
-        """
+        Or a name to what it is: `opt = with_classes(opt, data)`, which writes into `opt`, and returns it."""
         above = self._facts.source.parent(target)
         if isinstance(target, ast.Name):
             return _is_given_back(self._facts, target)
