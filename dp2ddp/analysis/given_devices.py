@@ -36,6 +36,8 @@ _PLAIN = (*_PLAIN, ast.List, ast.Tuple, ast.Subscript, ast.expr_context, ast.cmp
 _LOOKING = (*DEVICE_COUNTS, "builtins.len", "builtins.bool", "builtins.int")
 #: What is asked of the number of devices for them to be used.
 _SEVERAL = ("> 1", ">= 2", "!= 1", "> 0", ">= 1", "!= 0")
+#: Ways to wraps of which one is gone whatever is asked.
+_ANYWAY: list[list[tuple[str, ...]]] = [[], [()]]
 _USES_GPUS = re.compile("cuda|gpu", re.IGNORECASE)
 _SAME_NUMBER = ("builtins.int", "builtins.str")
 
@@ -78,13 +80,15 @@ def given_devices(facts: Facts, launch: Launch) -> Given:
     chosen_from = _chosen_from(facts, launch)
     are_counted = (case.ids in (None, _ONE_PROCESS) or _only_counts(case.ids, chosen_from) for case in cases)
     if chosen is not None and all(case.is_known for case in cases) and all(are_counted):
-        return Given(chosen, are_chosen=True)
+        cases = _sized(cases)
+        is_asked = simplest([case.tests for case in cases]) not in _ANYWAY or all(case.may_be_passed for case in cases)
+        return Given(chosen, True, _behind(facts, launch, cases) if is_asked else ())
     cases = _sized([replace(case, ids=_among(facts, launch, case.ids)) for case in cases])
     are_chosen = all(case.ids is not None and _speaks_of(case.ids, chosen_from) for case in cases)
     ids = _widest([case.ids for case in cases]) if all(case.is_known for case in cases) else None
     ids = ids if ids is None or len(ids) <= _LONGEST else None  # the wrap says it as well
     ways, behind = simplest([case.tests for case in cases]), _behind(facts, launch, cases)
-    given, is_clear = ids, ways in ([], [()])
+    given, is_clear = ids, ways in _ANYWAY
     if not is_clear:
         pick = next((each.ids for each in _picks(facts, launch) if is_elsewhere(each.tests, ways[0])), None)
         given = on_condition(ids, ways, pick or _ONE_PROCESS)

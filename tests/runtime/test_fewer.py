@@ -57,6 +57,12 @@ WRAPS = {
         f"nets = [wrap({_NET}, device_ids=[0]), wrap({_LAST}, device_ids=[0, 1])]",
         2,
     ),
+    "those given, behind a training of another model": (
+        "head = nn.Linear(2, 1).cuda()\nsteps = torch.optim.SGD(head.parameters(), 0.1)\n"
+        "head(torch.ones(4, 2).cuda()).sum().backward()\nsteps.step()\n"
+        f"nets = [wrap({_NET}, device_ids=[0, 1]), {_LAST}]",
+        2,
+    ),
     "while batches are on their way": (f"batches = iter(loader)\nnets = [wrap({_NET}, device_ids=[0, 1]), {_LAST}]", 3),
 }
 #: What was fetched before is whole, and what the script has registered for its end runs once.

@@ -189,11 +189,15 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
 
 
 def _tell_of_repeated_work(place: world.World) -> None:
-    """Where no model is wrapped, as under a condition that didn't hold: end the other ranks, or warn once."""
+    """Where no model is wrapped, as under a condition that didn't hold: end the other ranks, or warn once.
+
+    Ranks for devices that `setup` was given are all to stay: a model may be wrapped for them later.
+    """
     if place.wraps or place.told_of_repeated_work:
         return
     place.told_of_repeated_work = True
-    fewer.release(5)
+    if place.takes_all:
+        fewer.release(5)
     if place.world_size == 1:
         return
     line = f"; see {place.counted_at}, where the number of devices is asked for" if place.counted_at else ""
