@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import operator
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +19,7 @@ from dp2ddp.analysis.control.ways import is_elsewhere, on_condition, opposite_of
 from dp2ddp.analysis.existing_ddp.own_ddp import ASKS_FOR_DDP
 from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.launch.settled import DEVICES
-from dp2ddp.analysis.on_gpus import all_terms, is_true_anyway, on_gpus
+from dp2ddp.analysis.on_gpus import all_terms, is_true_anyway, needs_gpus, on_gpus
 from dp2ddp.analysis.visible import DEVICE_COUNTS, means_all, told, written
 from dp2ddp.source.nodes import is_main_guard
 
@@ -38,7 +37,6 @@ _LOOKING = (*DEVICE_COUNTS, "builtins.len", "builtins.bool", "builtins.int")
 _SEVERAL = ("> 1", ">= 2", "!= 1", "> 0", ">= 1", "!= 0")
 #: Ways to wraps of which one is gone whatever is asked.
 _ANYWAY: list[list[tuple[str, ...]]] = [[], [()]]
-_USES_GPUS = re.compile("cuda|gpu", re.IGNORECASE)
 _SAME_NUMBER = ("builtins.int", "builtins.str")
 
 
@@ -241,15 +239,12 @@ def _picks(facts: Facts, launch: Launch) -> Iterator[_Case]:
         if there is None or not (is_index or isinstance(there, (ast.Name, ast.Attribute, ast.Subscript))):
             continue
         ids = f"[{ast.unparse(there)}]"
-        asked = {ast.unparse(known or part): known for part, known in _parts(facts, launch, place, ids)}
-        if launch.test is not None and opposite_of(launch.test) in asked:
-            continue  # the script's own DDP picks its GPU there
-        own_ddp = [test for test in asked if ASKS_FOR_DDP.search(test)]  # the script's own, which is off then
+        parts = list(_parts(facts, launch, place, ids))
+        asked = {ast.unparse(known or part): known for part, known in parts if known or not needs_gpus(facts, part)}
+        own_ddp = [test for test in asked if ASKS_FOR_DDP.search(test)]  # which is off where processes start
         others = {test: known for test, known in asked.items() if test not in own_ddp}
-        # (Whether it runs on GPUs at all says nothing of which one.)
-        others = {test: known for test, known in others.items() if known is not None or not _USES_GPUS.search(test)}
         is_told = all(known is not None and _is_plain(facts, known) for known in others.values())
-        if is_told and all(test.startswith("not ") for test in own_ddp):
+        if is_told and all(test == launch.test for test in own_ddp):
             yield _Case(place, ids, True, tuple(map(_as_ranks_see_it, reversed(others))))
 
 

@@ -6,14 +6,12 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dp2ddp.analysis.control.conditions import ends_the_script, joined, negated, only_says, terms
+from dp2ddp.analysis.control.conditions import joined, negated, terms
 from dp2ddp.analysis.launch.effects import ASKS_TORCH
 from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.visible import DEVICE_COUNTS, counts_visible, means_all, only_value
-from dp2ddp.source.nodes import is_main_guard
 
 if TYPE_CHECKING:
     from dp2ddp.analysis.facts import Facts
@@ -28,8 +26,8 @@ def all_terms(facts: Facts, launch: Launch, node: ast.AST) -> Iterator[ast.expr]
     start = facts.source.function(launch.statement)
     passed = set()
     while True:
+        yield from terms(facts.source, node, raising=False)
         function = facts.source.function(node)
-        yield from terms(facts.source, node, partial(_ends, facts, function))
         callers = facts.callers.of(function) if function is not None else []
         # (A call inside of the function itself comes behind one of the others.)
         calls = [c for c in callers if facts.source.function(c) is not function and facts.comes_to(launch, c)]
@@ -37,29 +35,6 @@ def all_terms(facts: Facts, launch: Launch, node: ast.AST) -> Iterator[ast.expr]
             return
         passed.add(function)
         node = calls[0]
-
-
-def _ends(facts: Facts, function: ast.AST | None, block: list[ast.stmt]) -> bool:
-    """Whether a block ends the script: it says so, or gives up in a function behind whose call nothing comes."""
-    return ends_the_script(block) or (only_says(block) and _is_last(facts, function))
-
-
-def _is_last(facts: Facts, function: ast.AST | None) -> bool:
-    """Whether a function is called once, by the last line of the script, or of a function that is called so."""
-    passed = set()
-    while function is not None and function not in passed:
-        passed.add(function)
-        calls = facts.callers.of(function)
-        last = facts.source.parent(calls[0]) if len(calls) == 1 else None
-        if not isinstance(last, ast.Expr) or facts.source.block(last)[-1] is not last:
-            return False
-        above = facts.source.parent(last)
-        if isinstance(above, ast.If) and is_main_guard(above) and facts.source.block(above)[-1] is above:
-            return True
-        if isinstance(above, ast.Module):
-            return True
-        function = above
-    return False
 
 
 def is_true_anyway(facts: Facts, test: ast.expr, least: int) -> bool:
@@ -81,6 +56,11 @@ def on_gpus(facts: Facts, test: ast.expr, least: int) -> ast.expr:
 def runs_on_gpus(facts: Facts, launch: Launch, node: ast.AST) -> bool:
     """Whether a line behind the launch may be reached where there is a GPU."""
     return not any(is_true_anyway(facts, negated(term), 1) for term in all_terms(facts, launch, node))
+
+
+def needs_gpus(facts: Facts, test: ast.expr) -> bool:
+    """Whether a condition is false wherever there is no GPU: it says nothing of which one is taken."""
+    return OnGpus(facts, 0).is_true(negated(test))
 
 
 def needs_one_gpu(facts: Facts, node: ast.AST) -> bool:
@@ -154,7 +134,7 @@ class OnGpus:
             return self._value(node.args[0])
         if not ASKS_TORCH.fullmatch(path) or not re.search(r"\.(cuda|mps)\.", path):
             raise _UnknownError
-        return ".cuda." in path
+        return ".cuda." in path and self._count > 0
 
     def _ifexp(self, node: ast.IfExp) -> Any:
         return self._value(node.body if self._value(node.test) else node.orelse)

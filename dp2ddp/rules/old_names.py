@@ -110,7 +110,9 @@ print(Prefetcher().next())
             it = call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr == "next" else None
             if it is not None and not given_to(call) and _is_iterator(facts, it):
                 parts = {"it": facts.source.span(it)}
-                new = "__h_it__.__next__()" if _has_own_next(facts, call) else "next(__h_it__)"
+                new = (
+                    "__h_it__.__next__()" if facts.names.follow(facts.source.module(call), "next") else "next(__h_it__)"
+                )
                 yield ReplaceExpr(self.id, facts.source.span(call), "`.next()` is gone", new, parts)
         for found in _outdated(facts).values():
             first = min(found.values(), key=lambda node: facts.source.span(node).start)
@@ -130,14 +132,6 @@ def _outdated(facts: Facts) -> dict[str, dict[tuple[str, str], ast.AST]]:
         if told is not None:
             found.setdefault(facts.source.file(node).name, {}).setdefault(told, node)
     return found
-
-
-def _has_own_next(facts: Facts, call: ast.Call) -> bool:
-    """Whether `next` is a name of the file's own, as in `def next(it): return it.next()`."""
-    nodes = list(ast.walk(facts.source.module(call)))
-    defined = [n for n in nodes if isinstance(n, ast.FunctionDef) and n.name == "next"]
-    is_set = any(isinstance(n, ast.Name) and n.id == "next" and isinstance(n.ctx, ast.Store) for n in nodes)
-    return is_set or any(not isinstance(facts.source.parent(n), ast.ClassDef) for n in defined)
 
 
 def _is_iterator(facts: Facts, node: ast.expr) -> bool:

@@ -103,17 +103,6 @@ GIVEN = {
         "net = nn.DataParallel(nn.Linear(4, 2), device_ids=args.gpus)\n",
         "device_ids=args.gpus",
     ),
-    "a condition that says something and returns": (
-        f"{_ARGS}def main():\n    if args.data == 'a': n = 2\n    else:\n        print('unknown')\n        return\n"
-        "    net = nn.DataParallel(nn.Linear(4, 2), device_ids=args.gpus)\nmain()\n",
-        "device_ids=args.gpus",
-    ),
-    "a condition that says something and returns, in a part of the script": (
-        f"{_ARGS}def main():\n    net = nn.Linear(4, 2)\n    wrap(net)\n    print(net)\n"
-        "def wrap(net):\n    if not args.multi:\n        print('one GPU')\n        return\n"
-        "    net.inner = nn.DataParallel(net.inner)\nmain()\n",
-        "device_ids=None if args.multi else [0]",
-    ),
     "a number that may say that no GPU is given": (
         f"{_ARGS}net = nn.Linear(4, 2)\nif args.gpu < 0:\n    net = nn.DataParallel(net)\n"
         "else:\n    torch.cuda.set_device(args.gpu)\n",

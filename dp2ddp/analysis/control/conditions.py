@@ -3,63 +3,56 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from dp2ddp.source.nodes import is_main_guard
 from dp2ddp.source.program import FUNCTIONS, ParsedProgram
 
 
-_Ends = Callable[[list[ast.stmt]], bool]
-
-
-def _never(_block: list[ast.stmt]) -> bool:
-    return False
-
-
-def terms(source: ParsedProgram, node: ast.AST, ends: _Ends = _never) -> Iterator[ast.expr]:
+def terms(source: ParsedProgram, node: ast.AST, *, raising: bool = True) -> Iterator[ast.expr]:
     """What must be true for `node` to be reached within its function, from the inside out.
 
     Args:
-        ends: of which blocks it doesn't matter that they aren't reached, as the script does nothing else then.
+        raising: whether that something else ends the script is one of these conditions.
     """
     for above in source.ancestors(node):
         if isinstance(node, ast.stmt):
-            yield from _not_left_before(source, node, ends)
+            yield from _not_left_before(source, node, raising)
         if isinstance(above, (*FUNCTIONS, ast.Module, ast.Lambda)) or is_main_guard(above):
             return
         if isinstance(above, ast.If):
             other = above.orelse if node in above.body else above.body
             # (How many GPUs there are the script may mind: it shall say so itself.)
-            if not ends(other) or "device_count" in ast.unparse(above.test):
+            if raising or not ends_the_script(other) or "device_count" in ast.unparse(above.test):
                 yield above.test if node in above.body else negated(above.test)
         elif isinstance(above, ast.IfExp) and node is not above.test:
             yield above.test if node is above.body else negated(above.test)
         node = above
 
 
-def _not_left_before(source: ParsedProgram, statement: ast.stmt, ends: _Ends) -> Iterator[ast.expr]:
+def _not_left_before(source: ParsedProgram, statement: ast.stmt, raising: bool) -> Iterator[ast.expr]:
     """What must be true for an `if` before the statement not to return."""
     block = source.block(statement)
     for branch in reversed(block[: block.index(statement)]):
         if isinstance(branch, ast.If):
-            going_on, leaving, otherwise = _branches(branch, ends)
+            going_on, leaving, otherwise = _branches(branch, raising)
             if leaving and otherwise:
                 yield joined(ast.And(), [negated(test) for test in leaving])
             elif not otherwise and going_on:
                 yield joined(ast.Or(), going_on)
 
 
-def _branches(branch: ast.If, ends: _Ends) -> tuple[list[ast.expr], list[ast.expr], bool]:
+def _branches(branch: ast.If, raising: bool) -> tuple[list[ast.expr], list[ast.expr], bool]:
     """The tests of a chain's branches that go on and of those that return, and whether its end goes on."""
     going_on: list[ast.expr] = []
     leaving: list[ast.expr] = []
     while True:
-        if not ends(branch.body):
+        if raising or not ends_the_script(branch.body):
             (leaving if _leaves(branch.body) else going_on).append(branch.test)
         if len(branch.orelse) == 1 and isinstance(branch.orelse[0], ast.If):
             branch = branch.orelse[0]
             continue
-        return going_on, leaving, not _leaves(branch.orelse) or ends(branch.orelse)
+        return going_on, leaving, not _leaves(branch.orelse) or (not raising and ends_the_script(branch.orelse))
 
 
 _EXITS = frozenset({"sys.exit", "exit", "quit", "os._exit", "os.abort"})
@@ -72,13 +65,6 @@ def ends_the_script(block: list[ast.stmt]) -> bool:
     if isinstance(last, ast.Assert):
         return isinstance(last.test, ast.Constant) and not last.test.value
     return isinstance(last, ast.Raise) or (isinstance(called, ast.Call) and ast.unparse(called.func) in _EXITS)
-
-
-def only_says(block: list[ast.stmt]) -> bool:
-    """Whether a block only says something and returns: `print("no such data set"); return`."""
-    *before, last = block or [ast.Pass()]
-    prints = [isinstance(each, ast.Expr) and ast.unparse(each).startswith("print(") for each in before]
-    return bool(prints) and all(prints) and isinstance(last, ast.Return) and last.value is None
 
 
 def _leaves(block: list[ast.stmt]) -> bool:

@@ -63,7 +63,7 @@ def install() -> None:
         if world.is_main() if interrupted else may_speak(FAILED, error):
             if not interrupted:
                 sys.stderr.write(f"dp2ddp: rank {world.rank()} of {world.world_size()} failed:\n")
-            if isinstance(error, OSError):
+            if isinstance(error, OSError) and error.filename is not None:
                 _leave_out_the_runtime(trace)
             show(kind, error, trace)
         exit_now(SIGNAL_BASE + signal.SIGINT if interrupted else 1)

@@ -189,10 +189,7 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
 
 
 def _tell_of_repeated_work(place: world.World) -> None:
-    """Where no model is wrapped, as under a condition that didn't hold: end the other ranks, or warn once.
-
-    Ranks for devices that `setup` was given are all to stay: a model may be wrapped for them later.
-    """
+    """Where no model is wrapped (so far, if `setup` was given the devices): end the other ranks, or warn once."""
     if place.wraps or place.told_of_repeated_work:
         return
     place.told_of_repeated_work = True
