@@ -90,13 +90,18 @@ def _called(facts: Facts, hook: ast.expr) -> Iterator[FunctionNode | ast.Lambda]
 def _keeps(facts: Facts, hook: FunctionNode | ast.Lambda) -> bool:
     """Whether a hook puts something where it stays: in globals, in what others hold.
 
-    What belongs to a function around it is that function's: it counts operations, and is done.
+    What belongs to a function around it that doesn't call a wrapped model is that function's: it counts operations.
     """
     is_method = isinstance(facts.source.parent(hook), ast.ClassDef)
     own = facts.source.local_names(hook) - {each.arg for each in hook.args.args[:is_method]}
     around = (each for each in facts.source.ancestors(hook) if isinstance(each, FUNCTIONS))
+    around = (each for each in around if not _calls_wrapped(facts, each))
     own = set(own).union(*map(facts.source.local_names, around))
     return any(isinstance(node, ast.Global) or not own.issuperset(_kept_in(node)) for node in ast.walk(hook))
+
+
+def _calls_wrapped(facts: Facts, function: FunctionNode) -> bool:
+    return any(facts.resolver.holds(node.func, Wrapped) for node in ast.walk(function) if isinstance(node, ast.Call))
 
 
 def _kept_in(node: ast.AST) -> Iterator[str]:

@@ -54,6 +54,12 @@ net = nn.DataParallel(model)
         ("pass", "model.layer.register_forward_hook(functools.partial(put, 'fc'))", True),
         (
             "pass",
+            "def main():\n    kept = []\n    model.layer.register_forward_hook(lambda m, i, o: kept.append(o))\n"
+            "    net(torch.ones(8, 4))\nmain()",
+            True,
+        ),
+        (
+            "pass",
             "class Held:\n    def __init__(self, at): at.register_forward_hook(self.put)\n"
             "    def put(self, *seen):\n        self.seen = seen\nHeld(net.module.layer)",
             True,

@@ -50,7 +50,6 @@ WRAPS = {
     "two of three": (f"nets = [wrap({_NET}, device_ids=[0, 1]), {_LAST}]", 2),
     "as many as are made visible": (f"os.environ['CUDA_VISIBLE_DEVICES'] = '0,1'\nnets = [wrap({_NET}), {_LAST}]", 2),
     "none": (f"nets = [{_NET}, {_LAST}]\nrelease()", 1),
-    "none, seen at the first step": (f"nets = [{_NET}, {_LAST}]", 1),
     "none, seen at the first step, with workers": (f"nets = [{_NET}, {_LAST}]", 1),
     "one for a second one": (f"nets = [wrap({_NET}, device_ids=[0, 1]), wrap({_LAST}, device_ids=[0])]", 2),
     "one for a first one, of those given": (
@@ -58,8 +57,7 @@ WRAPS = {
         2,
     ),
     "those given, behind a training of another model": (
-        "head = nn.Linear(2, 1).cuda()\nsteps = torch.optim.SGD(head.parameters(), 0.1)\n"
-        "head(torch.ones(4, 2).cuda()).sum().backward()\nsteps.step()\n"
+        "torch.optim.SGD(nn.Linear(2, 1).cuda().parameters(), 0.1).step()\n"
         f"nets = [wrap({_NET}, device_ids=[0, 1]), {_LAST}]",
         2,
     ),

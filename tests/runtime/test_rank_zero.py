@@ -97,30 +97,35 @@ class in_c:  # noqa: N801 - stands for a library
             file.write(text)
 
 
-def _fill_and_read_back(path: str) -> list[Any]:
+def open_store(path: str, mode: str = "r", late: float = 0) -> Store:
+    return Store(path, mode, late)
+
+
+def _fill_and_read_back(path: str, opener: Any) -> list[Any]:
     """Written, appended to, read; each at once after the last."""
     if world.is_main():
         in_c.write(path, '{"old": 1}')
     found: list[Any] = []
     places = []
     for number, mode in enumerate("waa"):
-        with main_only(Store)(path, mode, late=0.3) as store:
+        with main_only(opener)(path, mode, late=0.3) as store:
             store[str(number)] = number
             found.append([store[key] for key in store.items])
             places.append(store.path)
         found.append(Store(path).items)  # by its path, which is rank 0's
-    read = main_only(Store)(path=path, mode="r")
+    read = main_only(opener)(path=path, mode="r")
     with pytest.raises(FileNotFoundError):
-        main_only(Store)(path + "x", "r+")
+        main_only(opener)(path + "x", "r+")
     kept = [os.path.exists(place) for place in places]
     del store
     gc.collect()
     return [found, read.items, read.path == path, kept, [os.path.exists(place) for place in places]]
 
 
-def test_what_is_filled_and_read_back_is_there_on_every_rank(ranks: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("opener", [Store, open_store])
+def test_what_is_filled_and_read_back_is_there_on_every_rank(ranks: Any, tmp_path: Path, opener: Any) -> None:
     path = str(tmp_path / "store")
-    for rank, result in enumerate(ranks(2, _fill_and_read_back, path)):
+    for rank, result in enumerate(ranks(2, _fill_and_read_back, path, opener)):
         found, read, is_path, _, left = result
         assert found == [[0], {"0": 0}, [0, 1], {"0": 0, "1": 1}, [0, 1, 2], {"0": 0, "1": 1, "2": 2}]
         assert read == {"0": 0, "1": 1, "2": 2}

@@ -33,8 +33,8 @@ def main_only(target: T) -> T:
     Examples: `main_only(SummaryWriter)("runs/x")`, `main_only(os.mkdir)(path)`, `main_only(shutil.copyfile)(a, b)`,
     `wandb = main_only(wandb)`.
 
-    What a class makes of a path, and gives back what it holds (`h5py.File`), is there on every rank: on the others with
-    a temporary file in that place, so that the script can read what it has written.
+    What a class makes of a path and gives back what it holds (`h5py.File`), or a function opens by a mode, is there
+    on every rank: on the others with a temporary file in that place, so that the script can read what it has written.
 
     Deferred batches among the arguments of its calls are gathered first, on every rank. Other ranks' reads wait until
     rank 0 has done the calls of a function or class. In `main_first()` it is for the first rank of each machine.
@@ -125,8 +125,13 @@ _kept: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def _is_read_back(target: Any) -> bool:
-    """Whether this is a class whose objects give back what they hold, as dictionaries do. Writers of reports don't."""
-    return inspect.isclass(target) and hasattr(target, "__getitem__")
+    """Whether what it makes gives back what it holds, as dictionaries do, or is a function that opens by a mode."""
+    if inspect.isclass(target):
+        return hasattr(target, "__getitem__")
+    with suppress(ValueError):  # a function in C may say nothing of its arguments
+        mode = inspect.signature(target).parameters.get("mode") if inspect.isroutine(target) else None
+        return mode is not None and isinstance(mode.default, str)  # not `os.mkdir`'s
+    return False
 
 
 def _twin(kind: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
