@@ -64,7 +64,7 @@ class _Case:
     ids: str | None
     is_known: bool
     tests: tuple[str, ...]
-    may_be_passed: bool = False  # by what isn't known at the launch
+    untold: tuple[str, ...] = ()  # what must be true as well, and isn't known at the launch
 
 
 def given_devices(facts: Facts, launch: Launch) -> Given:
@@ -79,8 +79,8 @@ def given_devices(facts: Facts, launch: Launch) -> Given:
     are_counted = (case.ids in (None, _ONE_PROCESS) or _only_counts(case.ids, chosen_from) for case in cases)
     if chosen is not None and all(case.is_known for case in cases) and all(are_counted):
         cases = _sized(cases)
-        is_asked = simplest([case.tests for case in cases]) not in _ANYWAY or all(case.may_be_passed for case in cases)
-        return Given(chosen, True, _behind(facts, launch, cases) if is_asked else ())
+        are_reached = simplest([case.tests for case in cases]) in _ANYWAY and not _may_all_be_passed(cases)
+        return Given(chosen, True, () if are_reached else _behind(facts, launch, cases))
     cases = _sized([replace(case, ids=_among(facts, launch, case.ids)) for case in cases])
     are_chosen = all(case.ids is not None and _speaks_of(case.ids, chosen_from) for case in cases)
     ids = _widest([case.ids for case in cases]) if all(case.is_known for case in cases) else None
@@ -93,7 +93,13 @@ def given_devices(facts: Facts, launch: Launch) -> Given:
         is_clear = len(ways) == 1 and len(given or "") <= _LONGEST
     if not is_clear and behind:
         return Given(ids, are_chosen, behind)
-    return Given(given, are_chosen, behind if all(case.may_be_passed for case in cases) else ())
+    return Given(given, are_chosen, behind if _may_all_be_passed(cases) else ())
+
+
+def _may_all_be_passed(cases: list[_Case]) -> bool:
+    """Whether what isn't known at the launch may leave all wraps out."""
+    ways = simplest([(*case.tests, *case.untold) for case in cases])
+    return all(case.untold for case in cases) and ways not in _ANYWAY
 
 
 def _widest(found: list[str | None]) -> str | None:
@@ -279,12 +285,13 @@ def _reached(facts: Facts, launch: Launch, case: _Case, by_test: bool) -> _Case:
     if not by_test:
         return case
     assert isinstance(case.call, ast.Call)
-    parts = [there for _, there in _parts(facts, launch, case.call, case.ids)]
-    known = [there for there in parts if there is not None and _is_plain(facts, there)]
+    parts = list(_parts(facts, launch, case.call, case.ids))
+    known = [there for _, there in parts if there is not None and _is_plain(facts, there)]
     found = [_as_ranks_see_it(ast.unparse(there)) for there in known if not is_true_constant(there)]
     if launch.test is not None:  # which asks for the script's own DDP already
         found = [test for test in found if not ASKS_FOR_DDP.search(test) and test != launch.test]
-    return replace(case, tests=tuple(dict.fromkeys(reversed(found))), may_be_passed=len(known) < len(parts))
+    untold = [ast.unparse(there or part) for part, there in parts if there not in known]
+    return replace(case, tests=tuple(dict.fromkeys(reversed(found))), untold=tuple(reversed(untold)))
 
 
 def _sized(cases: list[_Case]) -> list[_Case]:

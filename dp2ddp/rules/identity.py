@@ -155,7 +155,7 @@ def _is_taken_over(facts: Facts, generator: ast.Call) -> bool:
     held = {target.id for target in above.targets if isinstance(target, ast.Name)}
     is_known = len(held) == len(above.targets) and facts.before_launch(generator)
     return is_known and not any(
-        _uses(node, held) and facts.before_launch(node)
+        _uses(node, held) and facts.before_launch(node) and not _is_seeding(facts.source.parent(node))
         for node in facts.source.nodes
         if isinstance(node, (ast.expr, ast.stmt))
     )
@@ -167,6 +167,10 @@ def _uses(node: ast.expr | ast.stmt, held: Collection[str]) -> bool:
         return any(each.name in held and each.asname not in (None, each.name) for each in node.names)
     name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
     return name in held and isinstance(getattr(node, "ctx", None), ast.Load)
+
+
+def _is_seeding(node: ast.AST | None) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == "seed"
 
 
 def _start(facts: Facts, value: ast.expr) -> ast.stmt | None:

@@ -43,9 +43,9 @@ def test_what_counts_the_gpus_that_another_option_makes_visible_says_how_many_no
     assert "ddp.setup(device_ids=args.gpus_str)\nnet = nn.Linear" in result.new_text
     assert not result.notes
     for asked, is_freed in (("len(args.gpus) > 1", False), ("args.multi", True)):
-        wrap = f"if {asked}:\n    net = nn.DataParallel(net, device_ids=args.gpus)\nprint(net)\n"
-        text = converted(script + wrap).new_text
-        assert "ddp.setup(device_ids=args.gpus_str)" in text
+        text = converted(
+            f"{script}if {asked}:\n    net = nn.DataParallel(net, device_ids=args.gpus)\nprint(net)\n"
+        ).new_text
         assert ("device_ids=args.gpus)\nddp.release_idle()\nprint" in text) == is_freed
 
 

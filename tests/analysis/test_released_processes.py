@@ -23,6 +23,10 @@ IDLE = {
     ),
     "one that is true wherever there are several GPUs": ("if torch.cuda.device_count() > 1:\n    net = {}\n", False),
     "no condition": ("net = {}\n", False),
+    "either way, where a part is known before": (
+        "if args.resume and net.found():\n    net = {}\nelse:\n    net = {}\n",
+        False,
+    ),
     "one of two": ("if net.many():\n    net = {}\nother = {}\n", False),
 }
 

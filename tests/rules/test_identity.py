@@ -279,6 +279,11 @@ def test_what_is_drawn_while_a_module_is_imported_is_noted_and_not_broadcast(mad
     assert "before the processes start" in note.what
 
 
+def test_a_generator_that_is_seeded_at_once_is_the_same_on_every_rank() -> None:
+    text = f"rng = random.Random()\nrng.seed(1)\n{_NET}net(rng.choice([x]))\n"
+    assert not convert_source(_HEAD + text, "train.py", Options()).notes
+
+
 def test_another_scripts_time_is_none_of_this_ones() -> None:
     """Scripts that share a file are converted together, and both call their options `args`."""
     option = 'parser = argparse.ArgumentParser()\nparser.add_argument("--name", {})\nargs = parser.parse_args()\n'

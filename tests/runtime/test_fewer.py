@@ -161,9 +161,17 @@ def test_how_those_that_go_on_end_is_how_the_job_ends(
 @pytest.mark.slow
 @pytest.mark.usefixtures("pretended")
 @pytest.mark.parametrize("first", [f"wrap({_NET}, device_ids=[0, 1])", "release()"])
-@pytest.mark.parametrize("given", ["", ", device_ids=[0, 1, 2]"])
-def test_a_model_for_more_devices_is_an_error_once_ranks_have_ended(tmp_path: Path, first: str, given: str) -> None:
-    """Without it the model would train on fewer replicas than the original's, and nobody would say so."""
-    done = run(tmp_path, f"{first}\nwrap({_NET}{given})\n", "ddp")
+@pytest.mark.parametrize(
+    ("before", "behind", "told"),
+    [
+        ("", f"wrap({_NET})", "a model is wrapped for more devices at train.py:"),
+        ("", f"wrap({_NET}, device_ids=[0, 1, 2])", "a model is wrapped for more devices at train.py:"),
+        ("os.environ['CUDA_VISIBLE_DEVICES'] = '2, 1'", "", "start it with CUDA_VISIBLE_DEVICES=2"),
+    ],
+)
+def test_what_would_train_on_fewer_or_other_gpus_than_the_original_is_an_error(
+    tmp_path: Path, first: str, before: str, behind: str, told: str
+) -> None:
+    done = run(tmp_path, f"{before}\n{first}\n{behind}\n", "ddp")
     assert done.returncode == 1
-    assert "a model is wrapped for more devices at train.py:" in done.stderr
+    assert told in done.stderr

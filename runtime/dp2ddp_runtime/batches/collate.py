@@ -62,8 +62,6 @@ def fitted(rows: Any, shapes: Sequence[Any]) -> Any:
         if not isinstance(column, torch.Tensor) or column.dim() == 0:
             return column
         shape = [len(column), *itertools.islice(left, column.dim() - 1)]
-        if list(column.shape) == shape:
-            return column
         count = math.prod(shape)
         values = column.flatten() if column.numel() else column.new_zeros(1)
         return values.repeat(-(-count // len(values)))[:count].view(shape)

@@ -26,20 +26,16 @@ from .deferred import Deferred
 reading: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def release_idle() -> None:
+def release_idle(stacklevel: int = 2) -> None:
     """End the ranks that have nothing to do, where no model was wrapped so far. A collective.
 
     For scripts that wrap their models under a condition which isn't known at `setup`, behind the last of these lines:
     rank 0 goes on as the script's only process, and the other GPUs are free. Ranks whose number the user has chosen
-    (torchrun, `DP2DDP_NPROC`) all go on, each with all of the work.
-    """
-    release(3)
+    (torchrun, `DP2DDP_NPROC`) all go on, each with all of the work. Loaders that are being read go on where they are,
+    unless a thread of the script's reads one. The warning names a line as `warnings.warn` does.
 
-
-def release(stacklevel: int) -> None:
-    """`release_idle`, for a caller that is so many calls below the script's line: an optimizer's first step.
-
-    Loaders that are being read go on where they are, unless a thread of the script's reads one.
+    Raises:
+        RuntimeError: rank 0 has another GPU than the first one that the script has made visible since.
     """
     place = world.current()
     if place.world_size == 1 or place.wraps or not _is_free(place):
@@ -61,7 +57,8 @@ def fit(device_ids: devices.DeviceIds) -> int:
     replica of it.
 
     Raises:
-        RuntimeError: they are too few for it, as some have ended; or as `devices.compare_wrap`.
+        RuntimeError: they are too few, as some have ended; they have other GPUs than those that the script has made
+            visible since; or as `devices.compare_wrap`.
     """
     place, ids, chosen = world.current(), devices.parse_device_ids(device_ids), devices.chosen_since()
     count = len(ids or chosen)
@@ -90,11 +87,19 @@ def _is_free(place: world.World) -> bool:
 
 def _go_on_with(count: int, why: str, stacklevel: int) -> None:
     place = world.current()
-    if len({*exchange("the number of ranks that go on", count)}) > 1:
+    told = exchange("the number of ranks that go on", (count, os.environ.get(world.GPU, "")))
+    if len({each for each, _ in told}) > 1:
         raise Divergence("the ranks' models are wrapped for different numbers of devices")
+    ours, theirs = [gpu for _, gpu in told[:count]], devices.chosen_since()[:count]
+    if theirs and {*ours} != {*theirs}:
+        them = ",".join(theirs)
+        raise RuntimeError(
+            f"the script makes GPU {them} visible, behind the ddp.setup() at {place.set_up_at}, which has taken "
+            f"{','.join(ours)}: start it with CUDA_VISIBLE_DEVICES={them}, or give setup device_ids={them!r}"
+        )
     for batch in _deferred():
         batch.materialize()
-    before = place.world_size
+    before, less = place.world_size, place.world_size - count
     group.leave()
     store: Any = place.store
     if place.rank >= count:
@@ -103,8 +108,7 @@ def _go_on_with(count: int, why: str, stacklevel: int) -> None:
     place.world_size = place.local_world_size = count
     place.fewer_at = here().line
     group.join_anew(place)
-    file_sync.wait_until(lambda: file_sync.counted(store, failure.RELEASED) >= before - count, "the end of other ranks")
-    less = before - count
+    file_sync.wait_until(lambda: file_sync.counted(store, failure.RELEASED) >= less, "the end of other ranks")
     warnings.warn(
         f"{why}, so {count} rank(s) go on, on the first GPUs: the other {less} of {before} end, and theirs are free",
         stacklevel=stacklevel,

@@ -110,7 +110,7 @@ def chosen_since() -> list[str]:
     """The GPUs that the script has made visible since this rank has begun, which sees its own one alone."""
     given = os.environ.get(_VISIBLE, "")
     is_new = world.GPU in os.environ and given != os.environ[world.GPU]
-    return [each for each in given.split(",") if each.strip() and is_new]
+    return [each.strip() for each in given.split(",") if each.strip() and is_new]
 
 
 def compare_wrap(device_ids: DeviceIds) -> None:

@@ -194,7 +194,7 @@ def _tell_of_repeated_work(place: world.World) -> None:
         return
     place.told_of_repeated_work = True
     if place.takes_all:
-        fewer.release(5)
+        fewer.release_idle(5)
     if place.world_size == 1:
         return
     line = f"; see {place.counted_at}, where the number of devices is asked for" if place.counted_at else ""

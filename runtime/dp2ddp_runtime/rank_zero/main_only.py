@@ -128,10 +128,8 @@ def _is_read_back(target: Any) -> bool:
     """Whether what it makes gives back what it holds, as dictionaries do, or is a function that opens by a mode."""
     if inspect.isclass(target):
         return hasattr(target, "__getitem__")
-    with suppress(ValueError):  # a function in C may say nothing of its arguments
-        mode = inspect.signature(target).parameters.get("mode") if inspect.isroutine(target) else None
-        return mode is not None and isinstance(mode.default, str)  # not `os.mkdir`'s
-    return False
+    mode = inspect.signature(target).parameters.get("mode") if inspect.isfunction(target) else None
+    return mode is not None and isinstance(mode.default, str)  # not that of `os.makedirs`
 
 
 def _twin(kind: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
