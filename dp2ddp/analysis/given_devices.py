@@ -268,7 +268,7 @@ def picked_later(facts: Facts, launch: Launch) -> list[ast.expr]:
 
 def _cases(facts: Facts, launch: Launch) -> Iterator[_Case]:
     # The script's own distributed training has a condition of its own, and what else wraps isn't known to be reached.
-    by_test = not facts.wraps.functional and not facts.wraps.values
+    by_test = not facts.wraps.functional and not facts.wraps.values and not _may_be_loaded(facts)
     for wrap in facts.wraps.models:
         is_for_all = wrap.device_ids is None or means_all(facts, wrap.device_ids)
         if is_for_all and facts.comes_to(launch, wrap.call):
@@ -278,6 +278,21 @@ def _cases(facts: Facts, launch: Launch) -> Iterator[_Case]:
             ids = written(facts, launch, each)
             is_known, ids = ids is not None, None if ids == "None" else ids
             yield _reached(facts, launch, _Case(call, ids, is_known, ()), by_test)
+
+
+def _may_be_loaded(facts: Facts) -> bool:
+    """Whether a checkpoint may give what is wrapped elsewhere, and may hold it wrapped: `net = checkpoint["net"]`."""
+    made = [facts.source.parent(wrap.call) for wrap in facts.wraps.models]
+    names = {ast.unparse(target) for each in made if isinstance(each, ast.Assign) for target in each.targets}
+    for node in facts.source.nodes:
+        if isinstance(node, ast.Assign) and names.intersection(map(ast.unparse, node.targets)):
+            value = node.value.value if isinstance(node.value, ast.Subscript) else node.value
+            if any(
+                isinstance(each, ast.Call) and facts.names.qualified(each.func) == "torch.load"
+                for each in (value, *facts.provenance.of(value))
+            ):
+                return True
+    return False
 
 
 def _reached(facts: Facts, launch: Launch, case: _Case, by_test: bool) -> _Case:

@@ -355,7 +355,9 @@ _CONSTANT = re.compile(
 
 
 def _draws(facts: Facts, call: ast.Call) -> bool:
-    """Whether building a model draws its weights, as far as can be told: a pooling layer has none."""
-    calls = (node for node in facts.launch_finder.effects.runs(call) if isinstance(node, ast.Call))
+    """Whether building a model draws its weights and leaves them, as far as can be told: a pooling layer has none."""
+    calls = [node for node in facts.launch_finder.effects.runs(call) if isinstance(node, ast.Call)]
+    if any(isinstance(each.func, ast.Attribute) and each.func.attr == "load_state_dict" for each in calls):
+        return False
     paths = (facts.names.qualified(each.func) for each in calls if not facts.resolver.functions_called(each))
     return any(path is not None and not _CONSTANT.fullmatch(path) for path in paths)

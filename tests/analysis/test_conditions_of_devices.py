@@ -36,14 +36,16 @@ def test_the_simplest_ways_are_true_where_one_of_the_ways_is(ways: list[tuple[st
         ("if m == 1: W\nelif m in [2, 3]: W\n", "device_ids=None if m in (1, 2, 3) else [0]"),
         ("if m == 1:\n    if c: W\nelif m == 2:\n    if d: W\n", ""),
         ("if m == 1: W\nelif m == c: W\n", ""),
+        # It may be a wrapped one that was saved whole.
+        ("if m == 1: W\nelse:\n    found = torch.load(c)\n    net = found['net']\nnet.cuda()\n", None),
     ],
 )
-def test_setup_is_given_one_condition_or_none(wraps: str, given: str) -> None:
+def test_setup_is_given_one_condition_or_none(wraps: str, given: str | None) -> None:
     """What is more than one is told behind the wraps, where it is known."""
-    head = "import torch.nn as nn\nfrom options import c, d, m\nnet = nn.Linear(4, 2)\n"
+    head = "import torch\nimport torch.nn as nn\nfrom options import c, d, m\nnet = nn.Linear(4, 2)\n"
     new = convert_source(head + wraps.replace("W", "net = nn.DataParallel(net)"), "train.py", Options()).new_text
-    assert f"ddp.setup({given})\n" in new
-    assert new.endswith("ddp.release_idle()\n") is not bool(given)
+    assert f"ddp.setup({given or ''})\n" in new
+    assert new.endswith("ddp.release_idle()\n") == (given == "")
 
 
 _CONVERT = """\

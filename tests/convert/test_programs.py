@@ -121,6 +121,17 @@ def test_processes_start_before_a_module_that_builds_is_imported() -> None:
     ]
 
 
+@pytest.mark.parametrize("loads", [False, True])
+def test_a_model_that_an_import_builds_is_noted_unless_its_weights_are_loaded(loads: bool) -> None:
+    loading = '    net.load_state_dict(torch.load("a.pt"))\n' * loads
+    files = {
+        "train.py": "import torch.nn as nn\nimport other\nnet = nn.DataParallel(nn.Linear(4, 2))\n",
+        "other.py": "import torch\ndef make():\n    net = torch.nn.Linear(4, 2)\n"
+        f"{loading}    return net\nheld = make()\n",
+    }
+    assert len(converted(files)["other.py"].notes) == (not loads)
+
+
 def test_device_ids_of_another_file() -> None:
     files = {
         "train.py": "import config\nfrom model import build\nfrom options import args\nprint(build())\n",
