@@ -14,9 +14,10 @@ from dp2ddp.source.spans import Span
 #: torchvision's classes that have another name, with the same arguments.
 _RENAMED = {"Scale": "Resize", "RandomSizedCrop": "RandomResizedCrop"}
 
-_VOLATILE = ("`volatile` has no effect", "`with torch.no_grad():`")
+_VOLATILE = ("`volatile` has no effect since PyTorch 0.4", "`with torch.no_grad():`")
 _NOTHING = "nothing instead, under `torch.no_grad()` already"
-_FIRST = ("`.data[0]` of a loss raises", "`.item()`")
+_FIRST = ("`.data[0]` of a loss raises since PyTorch 0.4", "`.item()`")
+_ITERATOR = ("`_DataLoaderIter` is gone since PyTorch 1.2", "torch's own `DataLoader`, or one from today's parts of it")
 
 
 class OldNamesRule(Rule):
@@ -30,8 +31,8 @@ class OldNamesRule(Rule):
         "`async` is a keyword since Python 3.7, and PyTorch calls the argument `non_blocking` since 0.4. A script "
         "that says `async=True` is no Python any more, so it is renamed before anything else is read. So are "
         "torchvision's `Scale` and `RandomSizedCrop`, which have the same arguments by new names, and `it.next()` "
-        "of what `iter` made, which is `next(it)` since Python 3. `loss.data[0]`, which today's PyTorch can't run, and "
-        "`volatile=True`, which it ignores, get a note."
+        "of what `iter` made, which is `next(it)` since Python 3. `loss.data[0]` and `_DataLoaderIter`, which today's "
+        "PyTorch can't run, and `volatile=True`, which it ignores, get a note."
     )
     essential = True
     examples = (
@@ -117,18 +118,20 @@ print(Prefetcher().next())
         for found in _outdated(facts).values():
             first = min(found.values(), key=lambda node: facts.source.span(node).start)
             used = [_NOTHING if each == _VOLATILE and _is_off(facts, node) else each[1] for each, node in found.items()]
-            what = f"{' and '.join(what for what, _ in found)} since PyTorch 0.4"
+            what = " and ".join(what for what, _ in found)
             todo = f"use {' and '.join(used)}, here and below"
             yield Note(self.id, facts.source.span(first), what, todo)
 
 
 def _outdated(facts: Facts) -> dict[str, dict[tuple[str, str], ast.AST]]:
-    """What is from before PyTorch 0.4 and has no other name, with what is used instead, by file: its first place."""
+    """What PyTorch doesn't have any more, under no other name, with what is used instead, by file: its first place."""
     found: dict[str, dict[tuple[str, str], ast.AST]] = {}
     for node in facts.source.nodes:
         told = _VOLATILE if isinstance(node, ast.keyword) and node.arg == "volatile" else None
         if told is None and isinstance(node, ast.Subscript) and _is_loss_s(node):
             told = _FIRST
+        if isinstance(node, ast.ImportFrom) and any(each.name == "_DataLoaderIter" for each in node.names):
+            told = None if isinstance(facts.source.parent(node), (ast.Try, ast.If)) else _ITERATOR
         if told is not None:
             found.setdefault(facts.source.file(node).name, {}).setdefault(told, node)
     return found

@@ -28,6 +28,9 @@ def test_what_has_no_other_name_is_told_once_in_a_file() -> None:
     assert _notes_of(loss) == ["`.data[0]` of a loss raises since PyTorch 0.4"]
     volatile = "from torch.autograd import Variable\na = Variable(x, volatile=True)\nb = Variable(x, volatile=True)"
     assert _notes_of(volatile) == ["`volatile` has no effect since PyTorch 0.4"]
+    iterator = "from torch.utils.data.dataloader import _DataLoaderIter"
+    assert _notes_of(iterator) == ["`_DataLoaderIter` is gone since PyTorch 1.2"]
+    assert _notes_of(f"try:\n    {iterator}\nexcept ImportError: pass") == []
 
 
 def test_volatile_under_no_grad_needs_nothing_instead() -> None:
