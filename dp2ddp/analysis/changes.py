@@ -157,7 +157,11 @@ def handed_on(facts: Facts) -> dict[Hashable, list[Hashable]]:
 
 
 def _holder(facts: Facts, node: ast.AST) -> Hashable:
-    """What holds a value: a name, by whose it is, or an attribute; None for another expression."""
+    """What holds a value or its attributes: a name, by whose it is, or an attribute; None for another expression."""
+    if isinstance(node, ast.Call) and node.args and facts.names.qualified(node.func) == "builtins.vars":
+        return _holder(facts, node.args[0])
+    if isinstance(node, ast.Attribute) and node.attr == "__dict__":
+        return _holder(facts, node.value)
     if isinstance(node, ast.Name):
         return binding(facts, node)
     return (None, node.attr) if isinstance(node, ast.Attribute) else None

@@ -83,7 +83,7 @@ def given_devices(facts: Facts, launch: Launch) -> Given:
         return Given(chosen, True, () if are_reached else _behind(facts, launch, cases))
     cases = _sized([replace(case, ids=_among(facts, launch, case.ids)) for case in cases])
     are_chosen = all(case.ids is not None and _speaks_of(case.ids, chosen_from) for case in cases)
-    ids = _widest([case.ids for case in cases]) if all(case.is_known for case in cases) else None
+    ids = _widest(cases)
     ids = ids if ids is None or len(ids) <= _LONGEST else None  # the wrap says it as well
     ways, behind = simplest([case.tests for case in cases]), _behind(facts, launch, cases)
     given, is_clear = ids, ways in _ANYWAY
@@ -102,10 +102,16 @@ def _may_all_be_passed(cases: list[_Case]) -> bool:
     return all(case.untold for case in cases) and ways not in _ANYWAY
 
 
-def _widest(found: list[str | None]) -> str | None:
-    """The `device_ids` of all wraps, or of one among whose numbers are the others'; else None, all devices."""
-    if len({*found}) <= 1:
+def _widest(cases: list[_Case]) -> str | None:
+    """The `device_ids` of all wraps, or of one among whose numbers are the others'; else None, all devices.
+
+    Nor of different ones where the number of devices says which: there may be as many as another one asks for.
+    """
+    found = {case.ids for case in cases}
+    if len(found) <= 1:
         return next(iter(found), None)
+    if not all(case.is_known for case in cases) or any("device_count()" in test for c in cases for test in c.tests):
+        return None
     numbers = {each: {*(_numbers(ast.parse(each, mode="eval").body) or ())} for each in found if each is not None}
     whole = set().union(*numbers.values())
     is_known = None not in found and all(numbers.values())

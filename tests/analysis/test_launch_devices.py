@@ -26,6 +26,11 @@ FILLED = {
         "list(cfg.GPUS)",
     ),
     "by its dictionary": ("import yaml\n", "args.__dict__.update(yaml.safe_load(args.file))", "args.gpus"),
+    "by a function that is given its variables": (
+        "def fill(options, given):\n    for key in given: options[key] = given[key]\n",
+        "fill(vars(args), read('a'))",
+        "args.gpus",
+    ),
     "by its variables": ("import yaml\n", "vars(args).update(yaml.safe_load(args.file))", "args.gpus"),
     "by setattr": ("", "for name in args.names: setattr(args, name, read(name))", "args.gpus"),
     "one after the other": ("ids = []\n", "for i in args.gpus: ids.append(int(i))", "ids"),
@@ -150,6 +155,9 @@ CONDITIONS = {
     # several wraps
     f"if count == 2: {TWO}\nelif count == 4: {ALL}": "device_ids=None if ddp.device_count() in (2, 4) else [0]",
     f"if args.multi: {TWO}\nelse: {ALL}": "",
+    f"if count == 3: {TWO.replace('1]', '1, 2]')}\nelif count == 2: {TWO}": (
+        "device_ids=None if ddp.device_count() in (3, 2) else [0]"
+    ),
     f"if args.multi and args.cuda: {TWO}\nelif args.multi: {TWO}": "device_ids=[0, 1] if args.multi else [0]",
     f"if args.multi:\n  if args.cuda: {ALL}\n  else: other = nn.DataParallel(net)": (
         "device_ids=None if args.multi else [0]"
