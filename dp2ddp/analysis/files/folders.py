@@ -64,8 +64,9 @@ class Folders:
         return False
 
     def _all_in(self, statement: ast.stmt) -> set[ast.expr]:
-        """What goes into a statement's values."""
-        return set(closure((node for node in ast.walk(statement) if isinstance(node, ast.expr)), self._reaching.of))
+        """What goes into a statement's values; of libraries' nothing: `os.path` is no `args.path`."""
+        found = closure((node for node in ast.walk(statement) if isinstance(node, ast.expr)), self._reaching.of)
+        return {node for node in found if self._names.qualified(node) is None}
 
     def _is_in(self, path: ast.expr, parts: set[ast.expr]) -> bool:
         """Whether a folder's path is among them: the same name, the same text, or written in the same way."""
