@@ -104,7 +104,7 @@ STEPS = {
         '>         os.system("wget %s; unzip %s; mv b %s" % (url, zipped, root))\n'
         'done = 0\n> if not os.path.isdir("raw"):\n>     os.makedirs("raw")\n> if not os.path.exists("raw/a.zip"):\n'
         '>     os.system("wget -O raw/a.zip " + url)\nos.makedirs("rawer")\ndata = os.path.join("in", "b")\n'
-        '> try:\n>     os.mkdir(data)\n> except FileExistsError:\n>     pass\nos.mkdir("out")\nos.mkdir(args.path)\nfetch(data)\n'
+        "> try:\n>     os.mkdir(data)\n> except FileExistsError:\n>     pass\nos.mkdir(args.path)\nfetch(data)\n"
     ),
     "a branch that takes all ranks": (
         "if not os.path.exists(path):\n>     «urllib.request.urlretrieve»(url, path)\n    net(x)\n"

@@ -209,8 +209,11 @@ def test_absent_takes_everything_and_gives_nothing() -> None:
 
 
 def test_what_main_only_leaves(ranks: Any) -> None:
-    for thing in (print, Run, functools.partial(print), 3):
+    for thing in (print, functools.partial(print), 3):
         assert main_only(thing) is thing, "alone"
+    Run.begun.clear()
+    run = main_only(Run)("it may be a rank's that isn't told yet")
+    assert [len(Run.begun), *run["loss"], len(Run.begun)] == [0, 1]
     assert ranks(2, main_only, None) == [None, None]
 
 

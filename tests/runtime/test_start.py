@@ -19,9 +19,14 @@ PLAIN = """
     counted = ddp.device_count()
     print("before")
     os.system("echo before, from a child process")
+    class Writer:
+        def __init__(self, name): os.write(2, f"made {name}\\n".encode())
+        def write(self): os.write(2, b"written\\n")
+    early = ddp.main_only(Writer)("early")
     os.chdir("/")  # the ranks start where this process started, all the same
     ddp.setup(seed=3, timeout=60)
     ddp.setup()
+    early.write()
     print("devices", counted, ddp.device_count())
     print("one hash", os.environ["PYTHONHASHSEED"].isdigit(), "launched", "RANK" in os.environ)
     print("argv", sys.argv[1:], sys.flags.quiet, sys.warnoptions, sys._xoptions, __name__, __spec__.name)
@@ -146,6 +151,10 @@ def test_plain_start_repeats_the_command(plain: Observed) -> None:
 def test_one_rank_is_heard(plain: Observed) -> None:
     stderr = plain.done.stderr
     assert [stderr.count(word) for word in ("to stderr", "logged", "UserWarning: warned")] == [1, 1, 1]
+
+
+def test_what_a_class_makes_before_setup_is_rank_0_s(plain: Observed) -> None:
+    assert (plain.done.stderr.count("made early"), plain.done.stderr.count("written")) == (1, 1)
 
 
 def test_all_ranks_see_the_terminal_and_rank_0_reads_from_it(plain: Observed) -> None:

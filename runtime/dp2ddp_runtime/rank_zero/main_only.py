@@ -15,7 +15,7 @@ import shutil
 import sys
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar, cast
 
@@ -39,14 +39,17 @@ def main_only(target: T) -> T:
     Deferred batches among the arguments of its calls are gathered first, on every rank. Other ranks' reads wait until
     rank 0 has done the calls of a function or class. In `main_first()` it is for the first rank of each machine.
 
-    A module may also be given before `setup`, below its import. None, in the place of one that isn't installed, stays.
+    Before `setup` it isn't known which rank this is: what a module has, or a class makes, is found at its first use.
+    None, in the place of a module that isn't installed, stays.
 
     Returns:
         What every rank may call. On rank 0 that gives what `target` gives; elsewhere an `Absent`, which takes every
         call, attribute and `with`, and is true. Of a `logging.Handler` it makes a `logging.NullHandler`.
     """
-    if inspect.ismodule(target) and not world.current().ready:
-        return cast("T", _Later(target))
+    if not world.current().ready and inspect.ismodule(target):
+        return cast("T", _Later(lambda: _now(target)))
+    if not world.current().ready and inspect.isclass(target):
+        return cast("T", lambda *args, **kwargs: _Later(functools.cache(lambda: _now(target)(*args, **kwargs))))
     if target is None or world.world_size() == 1:
         return target
     present = target if file_sync.writes() or _is_read_back(target) else _stand_in(target)
@@ -59,14 +62,22 @@ def _stand_in(target: Any) -> Any:
     return Absent(getattr(target, "__name__", type(target).__name__))
 
 
-class _Later:
-    """What `main_only` makes of a module before `setup`, when it isn't known yet which rank this is."""
+def _now(target: Any) -> Any:
+    return main_only(target) if world.current().ready else target
 
-    def __init__(self, module: Any) -> None:
-        self._module = module
+
+class _Later:
+    """What `main_only` makes before `setup`, in front of what it would be now."""
+
+    def __init__(self, find: Callable[[], Any]) -> None:
+        self._find = find
 
     def __getattr__(self, attribute: str) -> Any:
-        return getattr(main_only(self._module) if world.current().ready else self._module, attribute)
+        return getattr(self._find(), attribute)
+
+
+for _method in ("__enter__", "__exit__", "__getitem__", "__setitem__", "__call__"):
+    setattr(_Later, _method, lambda self, *args, _name=_method, **given: getattr(self._find(), _name)(*args, **given))
 
 
 class _Called:
