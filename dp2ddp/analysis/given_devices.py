@@ -14,7 +14,7 @@ from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from dp2ddp.analysis.control.conditions import is_true_constant, with_and
+from dp2ddp.analysis.control.conditions import is_true_constant, negated, with_and
 from dp2ddp.analysis.control.ways import is_elsewhere, on_condition, opposite_of, simplest
 from dp2ddp.analysis.existing_ddp.own_ddp import ASKS_FOR_DDP
 from dp2ddp.analysis.launch.placement import Launch
@@ -71,9 +71,10 @@ def given_devices(facts: Facts, launch: Launch) -> Given:
     """The devices of the wraps in the program that is started."""
     shared = (case for case in _cases(facts, launch) if case.call not in facts.wraps.taken_off)
     cases = sorted(shared, key=lambda case: (case.call.lineno, case.call.col_offset))
-    if cases and all(map(_is_never_reached, cases)):
+    reached = [case for case in cases if not _is_never_reached(facts, case)]
+    if cases and not reached:
         return Given(_ONE_PROCESS)
-    cases = [case for case in cases if not _is_never_reached(case)]
+    cases = reached
     chosen = _made_visible_later(facts, launch)
     chosen_from = _chosen_from(facts, launch)
     are_counted = (case.ids in (None, _ONE_PROCESS) or _only_counts(case.ids, chosen_from) for case in cases)
@@ -215,9 +216,10 @@ def _numbers(node: ast.expr) -> list[int] | None:
         return None
 
 
-def _is_never_reached(case: _Case) -> bool:
-    """Whether what must be true for a wrap is a constant that isn't: a parameter's default that nobody changes."""
-    return any(test in ("None", "False", "0", "[]") for test in case.tests)
+def _is_never_reached(facts: Facts, case: _Case) -> bool:
+    """Whether what must be true for a wrap isn't, whatever is given: `gpus > 1` of a default that nobody changes."""
+    tests = (ast.parse(test, mode="eval").body for test in case.tests)
+    return "[]" in case.tests or any(is_true_anyway(facts, negated(test), 1) for test in tests)
 
 
 def _made_visible_later(facts: Facts, launch: Launch) -> str | None:

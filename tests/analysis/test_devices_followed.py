@@ -89,6 +89,7 @@ GIVEN = {
         "device_ids=gpus",
     ),
     "a default that nobody changes": (f"{_BUILD}print(1)\nbuild()\n", "device_ids=[0]"),
+    "a number that nobody changes": (f"{_BUILD.replace('gpus:', 'gpus > 1:')}print(1)\nbuild(1)\n", "device_ids=[0]"),
     "a default that a call changes": (f"{_BUILD}print(1)\nbuild([0, 1])\n", "device_ids=[0, 1]"),
     "the function's": (
         f"{_ARGS}x = torch.rand(4, 4)\nprint(nn.parallel.data_parallel(nn.Linear(4, 2), x, device_ids=args.gpus))\n",

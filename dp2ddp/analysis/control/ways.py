@@ -33,6 +33,7 @@ def is_elsewhere(tests: tuple[str, ...], way: tuple[str, ...]) -> bool:
 
 def simplest(ways: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """The conditions, all of one of which are true where a model is wrapped; as few as say the same."""
+    ways = [_without_implied(way) for way in ways]
     for one, other in permutations(ways, 2):
         only, against = set(one) - set(other), set(other) - set(one)
         rest = [way for way in ways if way not in (one, other)]
@@ -46,6 +47,15 @@ def simplest(ways: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
         if either is not None:
             return simplest([*rest, tuple(each for test in one for each in ([test] if test in other else either))])
     return ways
+
+
+def _without_implied(way: tuple[str, ...]) -> tuple[str, ...]:
+    """Without `x != 1` beside `x == 2`."""
+    known = {asked: values.keys() for asked, values in map(_one_of, way) if values}
+    denied = ((test, *_one_of(opposite_of(test))) for test in way)
+    return tuple(
+        test for test, asked, values in denied if not values or not known.get(asked) or known[asked] & values.keys()
+    )
 
 
 def _either(one: str, other: str) -> list[str] | None:
