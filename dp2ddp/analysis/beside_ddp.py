@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dp2ddp.analysis.changes import Held
 from dp2ddp.analysis.control.conditions import joined, opposite
 from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.visible import visible
@@ -99,13 +100,13 @@ def _known_at(facts: Facts, here: Launch, condition: ast.expr) -> ast.expr | Non
     if known is None:
         return None
     later = list(facts.loops.reached(*rest))
-    setting = [node for node in later if _sets(facts, known, node)]
+    setting = [node for node in later if _sets(facts, here, known, node)]
     if not setting:
         return known
     # `args.distributed = args.world_size > 1`, further down: that may be asked for right here.
     statements = [statement for statement in rest if isinstance(statement, ast.Assign)]
     only = [one for one in statements if one.targets == setting]
-    if not only or any(_sets(facts, only[0].value, node) for node in later):
+    if not only or any(_sets(facts, here, only[0].value, node) for node in later):
         return None
     value = only[0].value
     if not all(isinstance(part, _READING) for part in ast.walk(value)) or not visible(facts, here, value):
@@ -122,27 +123,12 @@ def _knowable(facts: Facts, launch: Launch, test: ast.expr) -> ast.expr | None:
     return test if visible(facts, launch, test) else None
 
 
-def _sets(facts: Facts, test: ast.expr, node: ast.AST) -> bool:
+def _sets(facts: Facts, here: Launch, test: ast.expr, node: ast.AST) -> bool:
     """Whether a node sets something that the test asks for, outside of the script's own distributed training."""
     if not (isinstance(node, (ast.Attribute, ast.Name)) and isinstance(node.ctx, ast.Store)):
         return False
-    if isinstance(node, ast.Name):
-        read = (n for n in ast.walk(test) if isinstance(n, ast.Name) and n.id == node.id)
-        asked = any(_bound_in(facts, n) is _bound_in(facts, node) for n in read)
-    else:
-        asked = node.attr in {n.attr for n in ast.walk(test) if isinstance(n, ast.Attribute)}
     span = facts.source.span(node)
-    return asked and not any(one.contains(span) for one in facts.own_ddp.spans)
-
-
-def _bound_in(facts: Facts, name: ast.Name) -> ast.AST:
-    """The function or module whose name this is."""
-    function = facts.source.function(name)
-    return (
-        function
-        if function is not None and name.id in facts.source.local_names(function)
-        else facts.source.module(name)
-    )
+    return Held(facts, here, test).is_written(node) and not any(one.contains(span) for one in facts.own_ddp.spans)
 
 
 class _Told(ast.NodeTransformer):

@@ -41,7 +41,7 @@ def is_changed(
         stays: whether what is assigned to a target is what it holds already.
     """
     assert launch.statement is not None
-    held = _Held(facts, launch, expression)
+    held = Held(facts, launch, expression)
     if not held.read:
         return False
     between = facts.before.nodes(replace(launch, statement=facts.source.statement(place)))
@@ -49,7 +49,7 @@ def is_changed(
     return any(facts.runs_on_gpus(launch, node) for node in written)
 
 
-class _Held:
+class Held:
     """The objects that an expression reads at the launch, by all names that hold them."""
 
     def __init__(self, facts: Facts, launch: Launch, expression: ast.expr) -> None:

@@ -92,6 +92,12 @@ CONDITIONS = {
         "if not args.distributed:",
         'show("start")',
     ),
+    "a flag that an object keeps under its name": (
+        "class Keeper:\n    def __init__(self, distributed):\n        self.distributed = distributed\n"
+        f'def show():\n    print("start")\nshow(){_JOINS}Keeper(args.distributed)\n',
+        "if not args.distributed:",
+        "show()",
+    ),
     "in main, before a declaration": (
         'print(args)\ndef main():\n    "Train."\n    global args, best\n    args.distributed = args.world_size > 1'
         + textwrap.indent(_JOINS, "    ")
