@@ -85,15 +85,30 @@ def packages_above(path: str, text: str) -> int:
     return min(max(*levels, marked), len(folders)) if any(levels) else 0
 
 
+def folders_above(path: str, text: str) -> int:
+    """How many folders above a script is the one from which it imports: `pkg/a.py` has `import pkg.b`."""
+    if "sys.path" in text:
+        return 0
+    nodes = list(ast.walk(syntax.shared(text, path)))
+    names = [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+    names += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    found = 0
+    for level, folder in enumerate((parent for parent in PurePath(path).parents if parent.name), 1):
+        inside = (Path(folder, *rest) for first, *rest in (name.split(".") for name in names) if first == folder.name)
+        found = level if any(each.is_dir() or each.with_suffix(".py").exists() for each in inside) else found
+    return found
+
+
 #: How to run a notebook that stays one.
 CELLS = "Run the notebook's cells: the last ones write the script, and start it on all visible GPUs."
 
 
-def steps(script: str, starts: Starts, *, packages: int = 0, confused: str = "") -> Iterator[Step]:
+def steps(script: str, starts: Starts, *, packages: int = 0, above: int = 0, confused: str = "") -> Iterator[Step]:
     """How to run a script that was converted.
 
     Args:
         packages: how many folders above it are packages that it imports from.
+        above: how many folders above it is the one from which it imports by whole names; 0 for none.
         confused: the option that torchrun would take for its own.
     """
     quoted, folder = shlex.quote(script), ""
@@ -102,6 +117,8 @@ def steps(script: str, starts: Starts, *, packages: int = 0, confused: str = "")
         top = path.parents[min(packages, len(path.parents) - 1)]
         quoted = "-m " + ".".join(path.relative_to(top).with_suffix("").parts)
         folder = f"cd {shlex.quote(str(top))} && " * (str(top) != ".")
+    elif above:
+        folder = f"PYTHONPATH={shlex.quote(str(PurePath(script).parents[above]))} "
     yield Step(f"{folder}python {quoted}", starts.value)
     if starts is Starts.BESIDE:
         return
@@ -153,12 +170,14 @@ def _of_scripts(report: Report, scripts: Sequence[File], names: Sequence[str]) -
     """Of those that start in the same way, the first."""
     everywhere = starts(edit for file in report.files for edit in file.conversion.edits) or Starts.VISIBLE
     confused = next(filter(None, (confuses_torchrun(each.conversion.new_text) for each in report.files)), "")
-    alike: dict[Starts, list[tuple[str, int]]] = {}
+    alike: dict[Starts, list[tuple[str, int, int]]] = {}
     for name, each in zip(names, scripts):
-        done = each.conversion
-        alike.setdefault(starts(done.edits) or everywhere, []).append((name, packages_above(each.name, done.new_text)))
-    for kind, ((first, packages), *others) in alike.items():
-        yield from steps(first, kind, packages=packages, confused=confused)
+        text = each.conversion.new_text
+        places = packages_above(each.name, text), folders_above(each.name, text)
+        alike.setdefault(starts(each.conversion.edits) or everywhere, []).append((name, *places))
+    for kind, ((first, packages, above), *others) in alike.items():
+        above = above if above < len(PurePath(first).parents) else 0
+        yield from steps(first, kind, packages=packages, above=above, confused=confused)
         if others:
             more = f" and {len(others) - _FEW} more" if len(others) > _FEW else ""
-            yield Step("", f"and in the same way {', '.join(shlex.quote(each) for each, _ in others[:_FEW])}{more}")
+            yield Step("", f"and in the same way {', '.join(shlex.quote(each) for each, *_ in others[:_FEW])}{more}")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dp2ddp.command import terminal
-from dp2ddp.convert import diffs
+from dp2ddp.convert import diffs, running
 from dp2ddp.convert.job import Job, Request
 from dp2ddp.errors import BadInput
 from dp2ddp.notebook.notebook import SUFFIX, is_notebook
@@ -115,7 +115,7 @@ def _write_file(job: Job, output: str) -> dict[str, str]:
 def _write_folder(job: Job, target: Path) -> dict[str, str]:
     """Writes a copy of the directory; of scripts and what they import, in the same places to each other."""
     paths = list(job.outcome.conversions)
-    top = "" if job.tree is not None else posixpath.commonpath([posixpath.dirname(path) for path in paths])
+    top = "" if job.tree is not None else _top(job, paths)
     names = {path: f"{path[: -len(SUFFIX)]}.py" if is_notebook(path) else path for path in paths}
     outputs = {path: target / posixpath.relpath(name, top or ".") for path, name in names.items()}
     for path, output in outputs.items() if job.tree is None else ():
@@ -136,6 +136,15 @@ def _write_folder(job: Job, target: Path) -> dict[str, str]:
         vendor.copy_all(staged / folder.relative_to(target) for folder in beside)
         placing.settle(staged, target, modes_of=None if job.tree is None else job.names.root)
     return {path: str(output) for path, output in outputs.items()}
+
+
+def _top(job: Job, paths: Sequence[str]) -> str:
+    """The folder that all files are in, and from which they import each other."""
+    folders = []
+    for path in paths:
+        above = running.folders_above(job.names.shown(path), job.sources[path])
+        folders.append("/".join(posixpath.dirname(path).split("/")[: -above or None]))
+    return posixpath.commonpath(folders)
 
 
 def _runtime_folders(job: Job, place: Callable[[str], Path]) -> list[Path]:

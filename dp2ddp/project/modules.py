@@ -115,7 +115,8 @@ class Layout:
         for each in facts.imports:
             target = self._resolve(path, entry, each)
             if target is not None:
-                yield from self._packages(target, path)
+                root = target if each.level else target.rpartition("/".join(_parts(each.module)))[0]
+                yield from self._packages(target, path, root)
                 yield target
         for prefix in facts.folders:
             package = self._resolve(path, entry, Import(prefix))
@@ -126,10 +127,14 @@ class Layout:
                 bases = self._bases(_parts(prefix), entry, None)
                 yield from next(filter(None, map(self._inside, bases)), ())
 
-    def _packages(self, target: str, importer: str) -> Iterator[str]:
-        """The ``__init__.py`` that run before `target` does, those of `importer` itself left out."""
+    def _packages(self, target: str, importer: str, root: str) -> Iterator[str]:
+        """The ``__init__.py`` that run before `target` does, those of `importer` itself left out unless they are below
+        the `root` of a whole name: a script's own package is one only then.
+        """
         folder = posixpath.dirname(target)
-        while folder and _join(folder, _INIT) in self._files and not importer.startswith(f"{folder}/"):
+        while folder and _join(folder, _INIT) in self._files:
+            if importer.startswith(f"{folder}/") and len(folder) < len(root):
+                return
             yield _join(folder, _INIT)
             folder = posixpath.dirname(folder)
 
@@ -154,7 +159,7 @@ class Layout:
         for base in bases:
             found = self._file(base, what.name, entry, importer)
             if found is not None:
-                return None if any(map(self._is_library, (found, *self._packages(found, importer)))) else found
+                return None if any(map(self._is_library, (found, *self._packages(found, importer, found)))) else found
         return None
 
     def _is_library(self, path: str) -> bool:

@@ -87,16 +87,11 @@ CONDITIONS = {
         "if not args.world_size > 1:",
         'print("start")',
     ),
-    "a function with a name of its own": (
-        f'def show(text):\n    args = (text, 2)\n    print(*args)\nshow("start"){_JOINS}',
+    "a function with a name of its own, and an object with an attribute of its own": (
+        f'def show(text):\n    args = (text, 2)\n    print(*args)\nshow("start"){_JOINS}'
+        "class Kept:\n    def __init__(self, it):\n        self.distributed = it\nKept(args.distributed)\n",
         "if not args.distributed:",
         'show("start")',
-    ),
-    "a flag that an object keeps under its name": (
-        "class Keeper:\n    def __init__(self, distributed):\n        self.distributed = distributed\n"
-        f'def show():\n    print("start")\nshow(){_JOINS}Keeper(args.distributed)\n',
-        "if not args.distributed:",
-        "show()",
     ),
     "in main, before a declaration": (
         'print(args)\ndef main():\n    "Train."\n    global args, best\n    args.distributed = args.world_size > 1'

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from commands import python, write
+from commands import command, python, write
 from stubbed import CONVERTED, FILES, GUARD, read, run
 
 from dp2ddp import __version__
 from dp2ddp.errors import BadInput
+
+_NETS = "import torch.nn as nn\ndef build():\n    return nn.DataParallel(nn.Linear(4, 2))\n"
 
 
 def test_a_directory_becomes_a_mirrored_tree(project: Path) -> None:
@@ -51,6 +53,17 @@ def test_the_summary_names_scripts_and_changed_files(project: Path) -> None:
         "  and in the same way out/train.py",
         "  dp2ddp_runtime must be there where they run: convert with --vendor, or pip install ./runtime (of dp2ddp).",
     ]
+
+
+def test_a_script_goes_with_the_package_from_which_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would find the package that is there already, which isn't converted."""
+    train = "from pkg.nets import build\nnet = build()\n"
+    files = {"pkg/train/train.py": train, "pkg/nets.py": _NETS, "pkg/__init__.py": "", "other/pkg/nets.py": ""}
+    write(tmp_path, files)
+    monkeypatch.chdir(tmp_path)
+    done = command("convert", "pkg/train/train.py", "-o", "out/")
+    assert sorted(read("out")) == ["pkg/__init__.py", "pkg/nets.py", "pkg/train/train.py"]
+    assert "\n  PYTHONPATH=out python out/pkg/train/train.py   # one process" in done.stderr
 
 
 def test_a_directory_in_place(project: Path) -> None:
