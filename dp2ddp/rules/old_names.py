@@ -111,9 +111,8 @@ print(Prefetcher().next())
             it = call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr == "next" else None
             if it is not None and not given_to(call) and _is_iterator(facts, it):
                 parts = {"it": facts.source.span(it)}
-                new = (
-                    "__h_it__.__next__()" if facts.names.follow(facts.source.module(call), "next") else "next(__h_it__)"
-                )
+                is_own = facts.names.follow(facts.source.module(call), "next") is not None
+                new = "__h_it__.__next__()" if is_own else "next(__h_it__)"
                 yield ReplaceExpr(self.id, facts.source.span(call), "`.next()` is gone", new, parts)
         for found in _outdated(facts).values():
             first = min(found.values(), key=lambda node: facts.source.span(node).start)
@@ -133,7 +132,8 @@ def _outdated(facts: Facts) -> dict[str, dict[tuple[str, str], ast.AST]]:
         if isinstance(node, ast.ImportFrom) and any(each.name == "_DataLoaderIter" for each in node.names):
             told = None if isinstance(facts.source.parent(node), (ast.Try, ast.If)) else _ITERATOR
         if told is not None:
-            found.setdefault(facts.source.file(node).name, {}).setdefault(told, node)
+            places = found.setdefault(facts.source.file(node).name, {})
+            places[told] = min(places.get(told, node), node, key=lambda each: facts.source.span(each).start)
     return found
 
 

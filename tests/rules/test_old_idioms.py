@@ -33,6 +33,12 @@ def test_what_has_no_other_name_is_told_once_in_a_file() -> None:
     assert _notes_of(f"try:\n    {iterator}\nexcept ImportError: pass") == []
 
 
+def test_the_first_line_is_named() -> None:
+    body = "def run(loss):\n    for i in [1]:\n        print(loss.data[0])\nloss = x\nrun(x)\nprint(loss.data[0])\n"
+    (note,) = convert_source(f"import torch.nn as nn\nnet = nn.DataParallel(net)\n{body}", "train.py", Options()).notes
+    assert note.span.start.line == 5
+
+
 def test_volatile_under_no_grad_needs_nothing_instead() -> None:
     script = (
         "import torch\nimport torch.nn as nn\nnet = nn.DataParallel(nn.Linear(4, 2))\n"

@@ -148,13 +148,16 @@ def why_whole() -> list[str]:
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     log = logging.getLogger("dp2ddp_runtime")
     log.addHandler(handler)
-    log.setLevel(logging.DEBUG)
+    logging.getLogger().setLevel(logging.DEBUG)  # the script's, which may have a file
     try:
+        loaders.shard_loader(DataLoader(TensorDataset(torch.arange(9)), 4, collate_fn=longest))
+        log.setLevel(logging.DEBUG)
         numbers = TensorDataset(torch.arange(9))
         for original in (DataLoader(numbers, 4), DataLoader(numbers, 4, collate_fn=longest), DataLoader(numbers, 5)):
             loaders.shard_loader(original)
     finally:
         log.removeHandler(handler)
+        logging.getLogger().setLevel(logging.WARNING)
     return messages
 
 

@@ -18,7 +18,8 @@ from ..ranks import collectives, rng
 from ..ranks.exchange import piggybacked
 from . import apart, collate, contents, kept, samplers
 
-_log = logging.getLogger("dp2ddp_runtime")  # at level DEBUG: scripts log what is INFO to their own files
+_log = logging.getLogger("dp2ddp_runtime")  # at level DEBUG, if that is asked of this logger: scripts log to files
+_log.setLevel(_log.level or logging.INFO)
 
 
 def shard_loader(loader: Any, rows: bool = False) -> Any:
