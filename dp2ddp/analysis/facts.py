@@ -118,9 +118,8 @@ class Facts:
         """
         asked = partial(unknown, self)
         found = [launch for entry in self.parallel_entries for launch in self.launch_finder.find(entry, asked)]
-        if self.parallel and self.beside_ddp:
-            return [placed(self, launch) for launch in found]
-        return [self._above_constants(launch) for launch in found]
+        is_beside = self.parallel and self.beside_ddp
+        return [placed(self, launch) if is_beside else self._above_constants(launch) for launch in found]
 
     def _above_constants(self, launch: Launch) -> Launch:
         """The place above a paragraph of constants, unless the processes have to be told one of them."""
@@ -193,14 +192,15 @@ class Facts:
     @cached_property
     def on_one_device(self) -> frozenset[ast.Module]:
         """The files of scripts that train on one device, whatever they wrap, and stay as they are."""
+        several = {launch.entry for launch in self.launches if not self.given[id(launch)].is_never_asked}
+        single = {*self._single_entries, *(launch.entry for launch in self.launches)} - several
         programs = {entry: self.names.reachable(entry) for entry in self.source.entry_trees}
-        others = (modules for entry, modules in programs.items() if entry not in self._single_entries)
-        return frozenset().union(*(programs[entry] for entry in self._single_entries)).difference(*others)
+        others = (modules for entry, modules in programs.items() if entry not in single)
+        return frozenset().union(*(programs[entry] for entry in single)).difference(*others)
 
     @cached_property
     def _single_entries(self) -> list[ast.Module]:
-        is_single = self.wraps.are_on_one_device
-        return [entry for entry in self.source.entry_trees if is_single(partial(self.running.comes_to, entry))]
+        return [e for e in self.source.entry_trees if self.wraps.are_on_one_device(partial(self.running.comes_to, e))]
 
     @cached_property
     def unreached(self) -> list[tuple[ast.stmt, str]]:

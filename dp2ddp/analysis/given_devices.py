@@ -49,11 +49,13 @@ class Given:
         are_chosen: whether they are those that the script chooses, by CUDA_VISIBLE_DEVICES, too.
         idle_behind: the statements behind each of which processes have nothing to do, if no model has been wrapped: the
             first is the one to take, unless another script comes there, too, and wraps models behind it.
+        is_never_asked: whether several devices aren't used whatever is given, so that the script can stay as it is.
     """
 
     device_ids: str | None
     are_chosen: bool = False
     idle_behind: tuple[ast.stmt, ...] = ()
+    is_never_asked: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,12 +70,14 @@ class _Case:
 
 
 def given_devices(facts: Facts, launch: Launch) -> Given:
-    """The devices of the wraps in the program that is started."""
+    """The devices of the wraps in the program that is started, at a place that isn't known for none."""
+    if launch.statement is None:
+        return Given(None)
     shared = (case for case in _cases(facts, launch) if case.call not in facts.wraps.taken_off)
     cases = sorted(shared, key=lambda case: (case.call.lineno, case.call.col_offset))
     reached = [case for case in cases if not _is_never_reached(facts, case)]
     if cases and not reached:
-        return Given(_ONE_PROCESS)
+        return Given(_ONE_PROCESS, is_never_asked=True)
     cases = reached
     chosen = _made_visible_later(facts, launch)
     chosen_from = _chosen_from(facts, launch)

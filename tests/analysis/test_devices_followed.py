@@ -88,8 +88,6 @@ GIVEN = {
         "from config import *\ngpus = gpus\nnet = nn.DataParallel(nn.Linear(4, 2), gpus)\n",
         "device_ids=gpus",
     ),
-    "a default that nobody changes": (f"{_BUILD}print(1)\nbuild()\n", "device_ids=[0]"),
-    "a number that nobody changes": (f"{_BUILD.replace('gpus:', 'gpus > 1:')}print(1)\nbuild(1)\n", "device_ids=[0]"),
     "a default that a call changes": (f"{_BUILD}print(1)\nbuild([0, 1])\n", "device_ids=[0, 1]"),
     "the function's": (
         f"{_ARGS}x = torch.rand(4, 4)\nprint(nn.parallel.data_parallel(nn.Linear(4, 2), x, device_ids=args.gpus))\n",
@@ -145,6 +143,13 @@ GIVEN = {
         "",
     ),
 }
+
+
+@pytest.mark.parametrize("asked", ["gpus:", "gpus and gpus > 1:"])
+def test_a_script_that_never_asks_for_several_devices_stays_as_it_is(asked: str) -> None:
+    script = f"{_BUILD.replace('gpus:', asked)}print(1)\nbuild()\n"
+    result = converted(script)
+    assert (result.changed, result.on_one_device, result.notes) == (False, True, [])
 
 
 @pytest.mark.parametrize("way", GIVEN)
