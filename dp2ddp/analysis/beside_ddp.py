@@ -82,7 +82,7 @@ def _untold(facts: Facts, place: ast.Call, condition: ast.expr | None) -> BadInp
     call = facts.source.brief(place.func)
     if condition is None:
         what = f"it can't be told on what condition the script sets up distributed training itself (`{call}`)"
-        todo = f"put this line under a plain {plain}"
+        todo = f"put this line under a plain {plain}; or take it out, and the DistributedDataParallel that needs it"
     else:
         told = " ".join(ast.unparse(condition).split())
         what = f"`{call}` depends on `{told}`, which isn't known at any place before the models are wrapped"

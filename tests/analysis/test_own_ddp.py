@@ -208,7 +208,7 @@ def test_without_a_condition_nothing_is_converted_and_the_advice_works() -> None
     assert str(raised.value) == (
         "train.py:12: it can't be told on what condition the script sets up distributed training itself "
         "(`dist.init_process_group`); put this line under a plain `if args.distributed:`, with `args` from the command "
-        "line"
+        "line; or take it out, and the DistributedDataParallel that needs it"
     )
     followed = converted("if args.distributed:\n    " + _ALWAYS)
     assert "if not args.distributed:\n    ddp.setup(beside_ddp=True)" in followed.new_text
