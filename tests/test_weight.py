@@ -34,7 +34,7 @@ LIMITS = {
     "runtime/dp2ddp_runtime/rank_zero": 1_550,
     "runtime/dp2ddp_runtime/ranks": 1_175,
     "tests": 1_550,
-    "tests/analysis": 2_600,
+    "tests/analysis": 2_605,
     "tests/benchmarks": 450,
     "tests/codemods": 100,
     "tests/command": 350,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -371,6 +372,7 @@ def _parts(facts: Facts, launch: Launch, call: ast.expr, ids: str | None) -> Ite
 
 def _as_ranks_see_it(test: str) -> str:
     """A condition that is the same in each rank, which sees one device, as in the process that starts them."""
+    test = re.sub(r"\.__dict__\['([^\W\d]\w*)'\]", r".\1", test)
     for count in DEVICE_COUNTS:
         test = test.replace(f"{count}()", "ddp.device_count()")
     return test

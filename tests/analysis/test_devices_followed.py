@@ -97,6 +97,11 @@ GIVEN = {
         f"{_ARGS}net = nn.Linear(4, 2)\nif not args.plain:\n    net = nn.DataParallel(net)\n",
         "device_ids=[0] if args.plain else None",
     ),
+    "a condition in the dictionary of the arguments": (
+        f"{_ARGS}def build(held):\n    return nn.DataParallel(net) if held['multi'] else net\n"
+        "net = nn.Linear(4, 2)\nbuild(args.__dict__)\n",
+        "device_ids=None if args.multi else [0]",
+    ),
     "a condition that raises": (
         f"{_ARGS}if args.data == 'a': n = 2\nelse: raise ValueError(args.data)\n"
         "net = nn.DataParallel(nn.Linear(4, 2), device_ids=args.gpus)\n",
