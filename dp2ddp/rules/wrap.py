@@ -208,14 +208,13 @@ net = DataParallel(nn.Linear(4, 2))
         assert wrap.model is not None
         holes = {"model": facts.source.span(wrap.model)}
         keywords = dict(decisions.wrap_keywords)
-        if wrap.dim is not None and not (isinstance(wrap.dim, ast.Constant) and wrap.dim.value == 0):
-            holes["dim"] = facts.source.span(wrap.dim)
-            keywords["dim"] = "__h_dim__"
         if wrap.device_ids is not None and not means_all(facts, wrap.device_ids):
             holes["ids"] = facts.source.span(wrap.device_ids)
             keywords["device_ids"] = "__h_ids__"
-        order = ("dim", "sync_bn", "device_ids")
-        given = "".join(f", {name}={keywords[name]}" for name in order if name in keywords)
+        if wrap.dim is not None and not (isinstance(wrap.dim, ast.Constant) and wrap.dim.value == 0):
+            holes["dim"] = facts.source.span(wrap.dim)
+            keywords["dim"] = "__h_dim__"
+        given = "".join(f", {each}={keywords[each]}" for each in ("device_ids", "dim", "sync_bn") if each in keywords)
         return f"ddp.wrap_model(__h_model__{given})", holes
 
     def _unused_imports(self, facts: Facts) -> Iterator[Finding]:
@@ -232,5 +231,6 @@ net = DataParallel(nn.Linear(4, 2))
 
 
 def _as_given(call: ast.Call) -> str:
-    """The template that takes a model and `device_ids` as the call does."""
-    return f"ddp.wrap_model(__h_model__{''.join(f', {each.arg}=__h_ids__' for each in call.keywords)})"
+    """The template that takes a model and keywords as the call does."""
+    given = (f", {each.arg}=__h_{'ids' if each.arg == 'device_ids' else each.arg}__" for each in call.keywords)
+    return f"ddp.wrap_model(__h_model__{''.join(given)})"

@@ -116,7 +116,9 @@ def test_two_rules_with_one_id_are_an_error(monkeypatch: pytest.MonkeyPatch, tmp
         all_rules()
 
 
-@pytest.mark.parametrize("more", ["", ",", ", device_ids=[0, 1]", ",\n    device_ids=[0, 1],"])
+@pytest.mark.parametrize(
+    "more", ["", ",", ", device_ids=[0, 1]", ", device_ids=ids,\n    dim=1", ",\n    device_ids=[0, 1],"]
+)
 def test_a_wrap_keeps_its_line_breaks(more: str) -> None:
     call = f"(\n    nn.Linear(\n        4, 2\n    ){more}\n).cuda()\n"
     new = convert_source(f"import torch.nn as nn\nnet = nn.DataParallel{call}net(x)\n", "train.py", Options()).new_text
