@@ -111,7 +111,8 @@ class PairedRuns:
             root, top = self._sides.root, folder / runs.SCRIPT
             scratch.fill(top, root, script)
         for number, (path, data) in enumerate(files.items()):
-            source = folder / f"{side}{number or ''}.py"
+            source = folder / "texts" / str(number) / path.name  # of one name, which a script may look up by `realpath`
+            source.parent.mkdir(parents=True)
             source.write_bytes(data)
             scratch.put(top, path.relative_to(root), source)
         return top / script.relative_to(root), ((root, top.resolve()), (here, (folder / "work").resolve()))

@@ -205,13 +205,14 @@ def test_a_script_of_another_folder_finds_its_modules_and_stays(
         folder.mkdir(parents=True)
     (here / "samples.txt").write_text("23")
     beside = "open(__file__.replace('train.py', 'more.txt'), 'w').write('ours')\n"
+    beside += "import os\nopen(os.path.basename(os.path.realpath(__file__)) + '.log', 'w').write('x')\n"
     files = {"train.py": tiny.ORIGINAL + beside, "sizes.py": "HIDDEN = 5", "net.pt": "mine", "more.txt": ""}
     for name, text in files.items():
         (project / name).write_text(text)
     monkeypatch.chdir(here)
     result = verify(str(project / "train.py"))
     assert result.exit_code == 0, result.output
-    assert "4 printed lines, 2 files" in result.output
+    assert "4 printed lines, 3 files" in result.output
     assert {path.name: path.read_text() for path in project.iterdir() if path.is_file()} == files
     assert [path.name for path in here.iterdir() if path.is_file()] == ["samples.txt"]
 
