@@ -75,11 +75,10 @@ def given_devices(facts: Facts, launch: Launch) -> Given:
     if launch.statement is None:
         return Given(None)
     shared = (case for case in _cases(facts, launch) if case.call not in facts.wraps.taken_off)
-    cases = sorted(shared, key=lambda case: (case.call.lineno, case.call.col_offset))
-    reached = [case for case in cases if not _is_never_reached(facts, case)]
-    if cases and not reached:
+    found = sorted(shared, key=lambda case: (case.call.lineno, case.call.col_offset))
+    cases = [case for case in found if not _is_never_reached(facts, case)]
+    if found and not cases:
         return Given(_ONE_PROCESS, is_never_asked=True)
-    cases = reached
     chosen = _made_visible_later(facts, launch)
     chosen_from = _chosen_from(facts, launch)
     are_counted = (case.ids in (None, _ONE_PROCESS) or _only_counts(case.ids, chosen_from) for case in cases)
