@@ -191,11 +191,12 @@ class Layout:
             below = (each for folder in _above(entry) for each in self._folders_in(folder))
             places = [_join(each, ending) for each in below if self._has(each, parts[0])]
             found = [base for base in dict.fromkeys(places) if self._module(base) is not None]
-            return found if len(found) == 1 else []
-        found = [base for base in self._endings[parts[-1]] if base == ending or base.endswith(f"/{ending}")]
-        # What lies in a package has a longer name: `src/foo/foo.py` is no `foo` where `src/foo` is a package.
+        else:
+            found = [base for base in self._endings[parts[-1]] if base == ending or base.endswith(f"/{ending}")]
+        # What lies in a package has a longer name: `src/foo/foo.py` is no `foo` where `src/foo` is a package, and
+        # `foo/torch/__init__.py` is not `torch`.
         apart = [base for base in found if _join(base[: -len(ending) - 1], _INIT) not in self._files]
-        found = apart or found
+        found = apart or ([] if parts[0] in self._libraries else found)
         return found if len(found) == 1 else []
 
     def _folders_in(self, folder: str) -> Sequence[str]:

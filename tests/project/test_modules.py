@@ -12,6 +12,7 @@ import pytest
 from commands import write
 
 from dp2ddp.errors import BadInput
+from dp2ddp.analysis.catalogue import libraries
 from dp2ddp.project.modules import Layout
 from dp2ddp.project.python_files import PythonFiles
 
@@ -136,6 +137,15 @@ def test_a_package_in_src_that_has_a_module_of_its_own_name_is_meant(inside: str
     files = {"scripts/train.py": "from foo import Net", "src/foo/__init__.py": "from .foo import Net"}
     files[f"src/foo/{inside}"] = "class Net: pass"
     assert reached(files, "scripts/train.py") == list(files)
+
+
+@pytest.mark.parametrize("is_one", [False, True])
+def test_a_part_of_a_package_is_not_the_library_of_its_name(tmp_path: Path, is_one: bool) -> None:
+    files = {"train.py": "import torch", "vxm/__init__.py": "", "vxm/torch/__init__.py": ""}
+    write(tmp_path, files)
+    sources = PythonFiles(tmp_path, late=lambda path: True)
+    layout = Layout(sources, libraries(), disk=sources) if is_one else Layout(files, libraries())
+    assert layout.reachable("train.py") == ["train.py"]
 
 
 def test_files_that_cant_be_read_are_ends() -> None:

@@ -249,6 +249,40 @@ def test_the_rank_that_could_not_load_a_batch_tells_of_it(warm: Warm, tmp_path: 
     assert "a bad sample" in done.stderr
 
 
+def test_an_error_that_only_a_thread_or_a_child_shows_does_not_end_the_rank(warm: Warm, tmp_path: Path) -> None:
+    """As multiprocessing's resource sharer does, in a thread of a rank or of its loader's worker."""
+    body = """
+        import multiprocessing, threading
+        def shows(what):
+            try:
+                raise ConnectionResetError(what)
+            except OSError:
+                sys.excepthook(*sys.exc_info())
+        def in_thread(what):
+            thread = threading.Thread(target=shows, args=(what,))
+            thread.start()
+            thread.join()
+        def orphan(parent):
+            while os.getppid() == parent:
+                time.sleep(0.01)
+            in_thread("told by an orphan")
+        ddp.setup()
+        in_thread("told by a thread")
+        context = multiprocessing.get_context("fork")
+        child = context.Process(target=in_thread, args=("told by a child",))
+        child.start()
+        child.join()
+        print("goes on", child.exitcode, flush=True)
+        context.Process(target=orphan, args=(os.getpid(),), daemon=True).start()
+        ddp.barrier()
+        os._exit(0)
+        """
+    done = warm.start(write(tmp_path, body), forked=True)
+    assert (done.returncode, done.stdout) == (0, "goes on 0\n"), done.stderr
+    assert (done.stderr.count("told by a thread"), done.stderr.count("told by a child")) == (1, 1), done.stderr
+    assert not any(each in done.stderr for each in ("orphan", "failed")), done.stderr
+
+
 def test_a_script_that_is_no_file_cannot_be_started_again() -> None:
     done = start("-", input=START + "ddp.setup()\n")
     assert (done.returncode, "Traceback" in done.stderr) == (1, False)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from contextlib import suppress
 from types import TracebackType
@@ -32,6 +34,7 @@ _MAIN_SPEAKS_WITHIN = 0.3  # seconds, where all ranks fail alike
 _EXITS_ARE_COUNTED_WITHIN = 20.0  # seconds: an interpreter with torch takes some to end, more on a busy machine
 _TELLS_WITHIN = 5.0  # seconds
 _EXIT_WITHIN = 30  # seconds
+_DIES_WITHIN = 0.3  # seconds: a process's files are closed before it counts as ended
 
 
 def exit_now(code: int) -> NoReturn:
@@ -50,10 +53,15 @@ def flush() -> None:
 
 def install() -> None:
     """Make this rank's `sys.excepthook` and `sys.exit` show an error once, over all ranks."""
-    show, leave = sys.excepthook, sys.exit
+    show, leave, pid = sys.excepthook, sys.exit, os.getpid()
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         global failed
+        if os.getpid() != pid or threading.current_thread() is not threading.main_thread():
+            # A child, such as a loader's worker, has inherited this hook. multiprocessing's threads show errors by it.
+            if os.getpid() == pid or not _parent_has_ended():
+                show(kind, error, trace)
+            return
         failed = True
         # The interpreter isn't taken down: threads in a collective that never ends would hang or abort that.
         faulthandler.dump_traceback_later(_EXIT_WITHIN, exit=True, file=2)
@@ -79,6 +87,13 @@ def install() -> None:
 
     sys.excepthook = hook
     sys.exit = exit_once
+
+
+def _parent_has_ended() -> bool:
+    """Whether this child of a rank fails because its parent has ended."""
+    parent = multiprocessing.parent_process()
+    time.sleep(_DIES_WITHIN)
+    return parent is not None and os.getppid() != parent.pid
 
 
 def _let_others_be_counted(error: BaseException) -> None:
