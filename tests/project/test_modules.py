@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from commands import write
 
-from dp2ddp.errors import BadInput
 from dp2ddp.analysis.catalogue import libraries
+from dp2ddp.errors import BadInput
 from dp2ddp.project.modules import Layout
 from dp2ddp.project.python_files import PythonFiles
 
