@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from dp2ddp.analysis.changes import is_changed
 from dp2ddp.analysis.control.caller_names import written_by_caller
 from dp2ddp.analysis.launch.placement import Launch
+from dp2ddp.analysis.launch.settled import ARGUMENTS
 from dp2ddp.analysis.roles.resolver import defaults
 from dp2ddp.source.names import Own
 from dp2ddp.source.program import FUNCTIONS, FunctionNode
@@ -81,7 +82,9 @@ class _Told:
         if node in self._asked:
             return None
         self._asked.append(node)
-        found = [None if value is None else self.of(value) for value in self._values(node)]
+        values = self._values(node)
+        again = [value for value in values if self._parses_again(value)]
+        found = [None if value is None else self.of(value) for value in values if value not in again or values == again]
         self._asked.pop()
         function = self._facts.source.function(node)
         if isinstance(node, ast.Name) and function is not None and node.id in _parameters(function):
@@ -91,6 +94,12 @@ class _Told:
             found = [None if each is None else _clipped(each) for each in found] if stores else found
         alike = {None if each is None else ast.unparse(each) for each in found}
         return found[0] if len(alike) == 1 else None
+
+    def _parses_again(self, value: ast.expr | None) -> bool:
+        """Whether a name holds what a function behind the launch makes of the same command line once more."""
+        facts, launch = self._facts, self._launch
+        held = only_value(facts, value) if isinstance(value, ast.Name) and not visible(facts, launch, value) else None
+        return held is not None and ARGUMENTS in facts.launch_finder.settled.settles(held)
 
     def _values(self, node: ast.expr) -> list[ast.expr | None]:
         """All that is given to a name or an attribute of `self`: None for what can't be told."""

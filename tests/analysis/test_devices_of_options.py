@@ -172,6 +172,24 @@ def test_what_is_read_again_before_the_start_is_noted() -> None:
         assert sum("one may read what another is writing" in note.what for note in found) == noted
 
 
+def test_options_that_are_parsed_again_to_test_say_the_same() -> None:
+    """A project's own `mkdir`, which asks first, is no reason to start the processes above them (MeshCNN)."""
+    files = {
+        "util.py": "import os\ndef mkdir(path):\n    if not os.path.exists(path):\n        os.makedirs(path)\n",
+        "options.py": "import util\n"
+        + _OPTIONS.replace("        return opt", "        util.mkdir(opt.name)\n        return opt"),
+        "models.py": "import torch.nn as nn\ndef make(opt):\n    return nn.DataParallel(nn.Linear(4, 2), opt.gpu_ids)\n",
+        "test.py": "import models\nfrom options import Options\ndef test():\n    opt = Options().parse()\n"
+        "    print(models.make(opt))\nif __name__ == '__main__':\n    test()\n",
+        "train.py": "import models\nfrom options import Options\nfrom test import test\nopt = Options().parse()\n"
+        "net = models.make(opt)\ntest()\n",
+    }
+    done = convert_files(files, ["train.py", "test.py"], Options())
+    starts = "opt = Options().parse()\n{0}ddp.setup(device_ids=opt.gpu_ids)\n{0}"
+    assert starts.format("") + "net = " in done["train.py"].new_text
+    assert starts.format("    ") + "print" in done["test.py"].new_text
+
+
 def test_a_class_that_is_looked_for_in_a_module_is_one_of_those_that_derive() -> None:
     files = {
         "train.py": "import importlib\nimport cycle_model\nfrom base import Base\nfrom options import Options\n"

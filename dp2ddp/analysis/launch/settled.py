@@ -214,6 +214,7 @@ class Settled:
     def _makes_folder(self, call: ast.Call) -> bool:
         """Whether a call makes a folder that must not be there, or may not, as far as can be told."""
         method = isinstance(call.func, ast.Attribute) and call.func.attr == "mkdir"
+        method = method and not self.resolver.functions_called(call)  # the script's own: looked at by itself
         path = self.names.qualified(call.func)
         if path == "os.mkdir":  # `os.makedirs` minds less
             return method and self._asks_first(call) and keyword(call, "dir_fd") is None
