@@ -27,7 +27,7 @@ LIMITS = {
     "dp2ddp/verify": 5_950,
     "runtime/dp2ddp_runtime": 350,
     "runtime/dp2ddp_runtime/base": 750,
-    "runtime/dp2ddp_runtime/batches": 2_600,
+    "runtime/dp2ddp_runtime/batches": 2_610,
     "runtime/dp2ddp_runtime/gradients": 625,
     "runtime/dp2ddp_runtime/launch": 1_000,
     "runtime/dp2ddp_runtime/model": 1_415,

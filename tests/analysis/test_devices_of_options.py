@@ -178,7 +178,7 @@ def test_options_that_are_parsed_again_to_test_say_the_same() -> None:
         "util.py": "import os\ndef mkdir(path):\n    if not os.path.exists(path):\n        os.makedirs(path)\n",
         "options.py": "import util\n"
         + _OPTIONS.replace("        return opt", "        util.mkdir(opt.name)\n        return opt"),
-        "models.py": "import torch.nn as nn\ndef make(opt):\n    return nn.DataParallel(nn.Linear(4, 2), opt.gpu_ids)\n",
+        "models.py": "from torch import nn\ndef make(opt):\n    return nn.DataParallel(nn.Linear(4, 2), opt.gpu_ids)\n",
         "test.py": "import models\nfrom options import Options\ndef test():\n    opt = Options().parse()\n"
         "    print(models.make(opt))\nif __name__ == '__main__':\n    test()\n",
         "train.py": "import models\nfrom options import Options\nfrom test import test\nopt = Options().parse()\n"

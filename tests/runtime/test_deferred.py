@@ -44,6 +44,17 @@ def test_it_is_the_whole_batch_to_the_script() -> bool:
     return x.rows.size(0) < ROWS
 
 
+@on_ranks(3, each=True)
+def test_a_variable_of_a_batch_gets_a_gradient() -> bool:
+    (x, _), (whole, _) = batch(), data()
+    for leaf in (Variable(x, requires_grad=True), Variable(x, True)):
+        leaf.square().sum().backward()
+        assert torch.equal(leaf.grad, 2 * whole)
+        (again,) = torch.autograd.grad(leaf.sum(), leaf)
+        assert torch.equal(again, torch.ones_like(whole))
+    return isinstance(x, Variable)
+
+
 def looks() -> list[str]:
     """Everything that looks at a batch, each at a fresh one: the result is that of the whole batch."""
     script = torch.jit.script(_scripted)

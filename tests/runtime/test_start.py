@@ -19,6 +19,7 @@ PLAIN = """
     counted = ddp.device_count()
     print("before")
     os.system("echo before, from a child process")
+    size = os.popen("stty size 2>&1").read().split()  # as modules do while they are imported
     class Writer:
         def __init__(self, name): os.write(2, f"made {name}\\n".encode())
         def write(self): os.write(2, b"written\\n")
@@ -41,7 +42,8 @@ PLAIN = """
         typed = input()
     except EOFError:
         typed = None  # rather than to take away what is typed for rank 0
-    os.write(2, f"terminal {ddp.rank()} {sys.stdin.isatty()} {os.get_terminal_size(0).columns} {typed}\\n".encode())
+    size.append(os.get_terminal_size(0).columns)
+    os.write(2, f"terminal {ddp.rank()} {sys.stdin.isatty()} {size} {typed}\\n".encode())
 
     drawn = torch.stack([torch.rand(1)[0], torch.tensor([random.Random().random(), hash("a string") % 1000.0]).sum()])
     ours = drawn.clone()
@@ -158,7 +160,10 @@ def test_what_a_class_makes_before_setup_is_rank_0_s(plain: Observed) -> None:
 
 
 def test_all_ranks_see_the_terminal_and_rank_0_reads_from_it(plain: Observed) -> None:
-    assert sorted(plain.after("terminal")) == ["0 True 100 typed", "1 True 100 None"]
+    assert sorted(plain.after("terminal")) == [
+        "0 True ['30', '100', 100] typed",
+        "1 True ['30', '100', 100] None",
+    ]
 
 
 def test_ranks_that_all_do_the_same_work_are_told_once(launched: Observed) -> None:

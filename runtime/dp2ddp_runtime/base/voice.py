@@ -59,7 +59,8 @@ def silence() -> None:
     _is_silent = True
     with contextlib.suppress(OSError):  # it was closed
         _stdout = os.dup(int(json.loads(os.environ.get(world.PLACE, "{}")).get(HEARD, 1)))
-    with open(os.devnull, "wb") as nothing:
+    with open(os.devnull, "r+b", buffering=0) as nothing:
+        os.dup2(nothing.fileno(), 0)
         os.dup2(nothing.fileno(), 1)
     streams: Any = sys
     nowhere = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115 - as Python's own

@@ -192,6 +192,16 @@ def _made_a_leaf(func: Any, args: Any, kwargs: Any) -> Any:
 RULES[torch.Tensor.requires_grad.__set__] = _made_a_leaf  # type: ignore[attr-defined]
 
 
+def _variable(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """`Variable(batch, requires_grad=True)`, a leaf as well, which C++ makes without asking for a rule."""
+    if kwargs.get("requires_grad", args[1:2] not in ((), (False,))):
+        args, kwargs = materialize((args, kwargs))
+    return type.__call__(cls, *args, **kwargs)
+
+
+type(torch.autograd.Variable).__call__ = _variable  # type: ignore[assignment]
+
+
 def _roots(value: Any) -> Any:
     """The same nesting with whole batches, where their graphs begin."""
     with torch.enable_grad():  # which is off in a backward
