@@ -1,10 +1,11 @@
-"""How scripts spell one GPU: `"cuda:1"`, `f"cuda:{gpu}"`, `.cuda(1)`."""
+"""How scripts spell one GPU: `"cuda:1"`, `f"cuda:{gpu}"`, `.cuda(1)`; and ask which are visible."""
 
 from __future__ import annotations
 
 import ast
 import re
 
+from dp2ddp.source.names import Names
 from dp2ddp.source.nodes import last_name
 from dp2ddp.source.program import ParsedProgram
 
@@ -50,3 +51,24 @@ def is_compared(source: ParsedProgram, node: ast.expr) -> bool:
     while isinstance(above, (ast.Tuple, ast.List, ast.Set)):
         above = source.parent(above)
     return isinstance(above, ast.Compare)
+
+
+def reads_visible(names: Names, node: ast.AST) -> bool:
+    """Whether this is `os.environ["CUDA_VISIBLE_DEVICES"]`, or `os.environ.get(...)` or `os.getenv(...)` of it."""
+    if isinstance(node, ast.Subscript):
+        key, path = node.slice, names.qualified(node.value) if isinstance(node.ctx, ast.Load) else None
+    elif isinstance(node, ast.Call) and node.args:
+        key, path = node.args[0], names.qualified(node.func)
+    else:
+        return False
+    is_named = isinstance(key, ast.Constant) and key.value == "CUDA_VISIBLE_DEVICES"
+    return is_named and path in ("os.environ", "os.environ.get", "os.getenv")
+
+
+def counts_visible(names: Names, node: ast.AST) -> bool:
+    """Whether this is `len(os.environ["CUDA_VISIBLE_DEVICES"].split(","))`."""
+    if not (isinstance(node, ast.Call) and len(node.args) == 1 and names.qualified(node.func) == "builtins.len"):
+        return False
+    parts = node.args[0]
+    is_split = isinstance(parts, ast.Call) and isinstance(parts.func, ast.Attribute) and parts.func.attr == "split"
+    return is_split and reads_visible(names, parts.func.value)  # type: ignore[attr-defined]

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from dp2ddp.analysis.control.conditions import joined, negated, terms
+from dp2ddp.analysis.device_names import counts_visible
 from dp2ddp.analysis.launch.effects import ASKS_TORCH
 from dp2ddp.analysis.launch.placement import Launch
-from dp2ddp.analysis.visible import DEVICE_COUNTS, counts_visible, means_all, only_value
+from dp2ddp.analysis.visible import DEVICE_COUNTS, means_all, only_value
 
 if TYPE_CHECKING:
     from dp2ddp.analysis.facts import Facts
@@ -126,7 +127,7 @@ class OnGpus:
         path = self._facts.names.qualified(node.func) or ""
         if (
             path in DEVICE_COUNTS
-            or counts_visible(self._facts, node)
+            or counts_visible(self._facts.names, node)
             or (path == "builtins.len" and node.args and means_all(self._facts, node.args[0]))
         ):
             return self._count

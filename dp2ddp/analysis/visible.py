@@ -292,27 +292,6 @@ DEVICE_COUNTS = ("torch.cuda.device_count", "torch.accelerator.device_count")
 _ALL_DEVICES = frozenset({"None", *(text for n in DEVICE_COUNTS for text in (f"range({n}())", f"list(range({n}()))"))})
 
 
-def reads_visible(facts: Facts, node: ast.AST) -> bool:
-    """Whether this is `os.environ["CUDA_VISIBLE_DEVICES"]`, or `os.environ.get(...)` or `os.getenv(...)` of it."""
-    if isinstance(node, ast.Subscript):
-        key, path = node.slice, facts.names.qualified(node.value) if isinstance(node.ctx, ast.Load) else None
-    elif isinstance(node, ast.Call) and node.args:
-        key, path = node.args[0], facts.names.qualified(node.func)
-    else:
-        return False
-    is_named = isinstance(key, ast.Constant) and key.value == "CUDA_VISIBLE_DEVICES"
-    return is_named and path in ("os.environ", "os.environ.get", "os.getenv")
-
-
-def counts_visible(facts: Facts, node: ast.AST) -> bool:
-    """Whether this is `len(os.environ["CUDA_VISIBLE_DEVICES"].split(","))`."""
-    if not (isinstance(node, ast.Call) and len(node.args) == 1 and facts.names.qualified(node.func) == "builtins.len"):
-        return False
-    parts = node.args[0]
-    is_split = isinstance(parts, ast.Call) and isinstance(parts.func, ast.Attribute) and parts.func.attr == "split"
-    return is_split and reads_visible(facts, parts.func.value)  # type: ignore[attr-defined]
-
-
 def means_all(facts: Facts, node: ast.expr) -> bool:
     """Whether `device_ids` are all visible devices, as they are without being given."""
     value = only_value(facts, node) if isinstance(node, ast.Name) else None

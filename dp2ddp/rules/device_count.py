@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
+from dp2ddp.analysis.device_names import counts_visible, reads_visible
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.visible import counts_visible, means_all, only_value, reads_visible
+from dp2ddp.analysis.visible import means_all, only_value
 from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 
@@ -210,17 +211,17 @@ print(f"{memory} bytes")
 
 
 def _asks(facts: Facts, node: ast.Call) -> bool:
-    counts = counts_visible(facts, node) and not facts.before_launch(node)
+    counts = counts_visible(facts.names, node) and not facts.before_launch(node)
     return counts or facts.names.qualified(node.func) in _ASKS
 
 
 def _names_own_gpu(facts: Facts) -> Iterator[ast.expr]:
     """Where a script reads which GPUs are visible, behind the start; not where it counts or prints them."""
     for node in facts.source.nodes:
-        if isinstance(node, ast.expr) and reads_visible(facts, node) and not facts.before_launch(node):
+        if isinstance(node, ast.expr) and reads_visible(facts.names, node) and not facts.before_launch(node):
             calls = [above for above in facts.source.ancestors(node) if isinstance(above, ast.Call)]
-            is_printed = any(facts.names.qualified(call.func) == "builtins.print" for call in calls)
-            if not is_printed and not any(counts_visible(facts, call) for call in calls):
+            prints = (facts.names.qualified(call.func) == "builtins.print" for call in calls)
+            if not any(prints) and not any(counts_visible(facts.names, call) for call in calls):
                 yield node
 
 
