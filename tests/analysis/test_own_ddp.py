@@ -72,7 +72,7 @@ CONDITIONS = {
     "a flag that is computed from one that is set": (
         'torch.manual_seed(0)\nargs.world_size = int(os.environ.get("WORLD_SIZE", 1))\n'
         f"args.distributed = args.world_size > 1{_JOINS}",
-        "if not args.world_size > 1:",
+        "if args.world_size <= 1:",
         "args.distributed = args.world_size > 1",
     ),
     "a flag that may be set again": (
@@ -84,7 +84,7 @@ CONDITIONS = {
     "a plain name": (
         'distributed = False\nprint("start")\ndistributed = args.world_size > 1'
         + _JOINS.replace("args.distributed", "distributed"),
-        "if not args.world_size > 1:",
+        "if args.world_size <= 1:",
         'print("start")',
     ),
     "a function with a name of its own, and an object with an attribute of its own": (
@@ -97,7 +97,7 @@ CONDITIONS = {
         'print(args)\ndef main():\n    "Train."\n    global args, best\n    args.distributed = args.world_size > 1'
         + textwrap.indent(_JOINS, "    ")
         + "main()\n",
-        "if not args.world_size > 1:",
+        "if args.world_size <= 1:",
         "args.distributed = args.world_size > 1",
     ),
     "a worker function that is spawned": (
@@ -391,7 +391,5 @@ def test_one_gpu_that_is_given_is_one_process_beside_the_scripts_own_ddp() -> No
 def test_what_the_start_stands_under_is_not_said_once_more() -> None:
     script = "def main(args):\n    if args.nodes > 1:\n        dist.init_process_group('nccl')\n"
     script += "    elif args.parallel:\n        net = nn.DataParallel(nn.Linear(4, 2))\nmain(args)\n"
-    given = (
-        "    if not args.nodes > 1:\n        ddp.setup(device_ids=None if args.parallel else [0], beside_ddp=True)\n"
-    )
+    given = "    if args.nodes <= 1:\n        ddp.setup(device_ids=None if args.parallel else [0], beside_ddp=True)\n"
     assert given in converted(script).new_text

@@ -84,6 +84,10 @@ _OPPOSITES: dict[type, type] = {
     ast.IsNot: ast.Is,
     ast.In: ast.NotIn,
     ast.NotIn: ast.In,
+    ast.Gt: ast.LtE,
+    ast.LtE: ast.Gt,
+    ast.Lt: ast.GtE,
+    ast.GtE: ast.Lt,
 }
 
 

@@ -50,12 +50,19 @@ def simplest(ways: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 
 def _without_implied(way: tuple[str, ...]) -> tuple[str, ...]:
-    """Without `x != 1` beside `x == 2`."""
+    """Without `x != 1` beside `x == 2`, and without `not (a and b)` beside `not a`."""
+    way = tuple(test for test in way if not {*way} & {*map(opposite_of, _joined_in(opposite_of(test)))})
     known = {asked: values.keys() for asked, values in map(_one_of, way) if values}
     denied = ((test, *_one_of(opposite_of(test))) for test in way)
     return tuple(
         test for test, asked, values in denied if not values or not known.get(asked) or known[asked] & values.keys()
     )
+
+
+def _joined_in(test: str) -> list[str]:
+    """The parts of `a and b`; none of another test."""
+    node = ast.parse(test, mode="eval").body
+    return [*map(ast.unparse, node.values)] if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And) else []
 
 
 def _either(one: str, other: str) -> list[str] | None:
