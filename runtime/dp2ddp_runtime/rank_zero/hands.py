@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import ModuleType
@@ -85,15 +85,25 @@ def install(store: Any, load: Any = None) -> None:
     made = {id(getattr(owner, name)): stand_in for owner, name, stand_in in stand_ins}
     for owner, name, stand_in in stand_ins:
         setattr(owner, name, stand_in)
-    for namespace in [vars(module) for module in list(sys.modules.values()) if _is_python(module)]:
-        for name, value in list(namespace.items()):
-            if id(value) in made and namespace is not vars(os):
-                namespace[name] = made[id(value)]
+    for module in [each for each in list(sys.modules.values()) if _is_python(each) and each is not os]:
+        for holder in _holders(module):
+            for name, value in list(holder.items()):
+                if id(value) in made:
+                    holder[name] = made[id(value)]
     accessor = getattr(pathlib, "_NormalAccessor", None)  # before Python 3.11
     for name, value in list(vars(accessor).items()) if accessor else ():
         function = value.__func__ if isinstance(value, staticmethod) else value
         if id(function) in made:
             setattr(accessor, name, staticmethod(made[id(function)]))
+
+
+def _holders(module: ModuleType) -> Iterator[dict[Any, Any]]:
+    """Where a module holds functions: its names, dicts of it and of its own objects (numpy's `{None: open}`)."""
+    yield vars(module)
+    for value in list(vars(module).values()):
+        is_own = type(value).__module__ == module.__name__
+        parts = (value, *vars(value).values()) if is_own and hasattr(value, "__dict__") else (value,)
+        yield from (part for part in parts if type(part) is dict and len(part) < 100)
 
 
 def _is_python(module: Any) -> bool:
