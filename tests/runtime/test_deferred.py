@@ -55,6 +55,16 @@ def test_a_variable_of_a_batch_gets_a_gradient() -> bool:
     return isinstance(x, Variable)
 
 
+@on_ranks(3, each=True)
+def test_what_is_contiguous_of_a_single_row_need_not_be_of_all() -> bool:
+    """As a normalization does that begins with the first batch's own numbers (glow): ranks with 2, 2 and 1 rows."""
+    for rows in (2, 3, 5):
+        x, _ = next(iter(batches(rows, rows)))
+        flat, (whole, _) = x.permute(1, 0, 2, 3).contiguous().view(3, -1), data(rows)
+        assert torch.equal(flat.mean(1), whole.permute(1, 0, 2, 3).contiguous().view(3, -1).mean(1))
+    return True
+
+
 def looks() -> list[str]:
     """Everything that looks at a batch, each at a fresh one: the result is that of the whole batch."""
     script = torch.jit.script(_scripted)

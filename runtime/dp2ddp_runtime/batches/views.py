@@ -33,7 +33,8 @@ def _reshaped(func: Any, args: Any, kwargs: Any) -> Any:
     dim = max(dims, key=lambda d: shape[d] == total)
     own, *sizes = (size * shape[dim] // total for size in (batch.rows.size(batch.batch_dim), *batch.sizes))
     local = [own if d == dim else size for d, size in enumerate(shape)]
-    return defer_from(batch, batch.rows.reshape(local), dim, lambda whole: func(whole, *rest, **kwargs), sizes)
+    # (Not by `func`: what was `contiguous` in between needn't be said of a single row, and is of all.)
+    return defer_from(batch, batch.rows.reshape(local), dim, lambda whole: whole.reshape(shape), sizes)
 
 
 @rule("permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis", "unsqueeze", "squeeze", "t")
