@@ -21,7 +21,7 @@ from dp2ddp.analysis.existing_ddp.own_ddp import ASKS_FOR_DDP
 from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.launch.settled import DEVICES
 from dp2ddp.analysis.on_gpus import all_terms, is_true_anyway, needs_gpus, on_gpus
-from dp2ddp.analysis.visible import DEVICE_COUNTS, means_all, told, written
+from dp2ddp.analysis.visible import DEVICE_COUNTS, means_all, told, told_of, written
 from dp2ddp.source.nodes import is_main_guard
 
 if TYPE_CHECKING:
@@ -339,7 +339,7 @@ def _sized(cases: list[_Case]) -> list[_Case]:
 def unknown(facts: Facts, launch: Launch) -> int:
     """How much of the devices, of wraps and visible ones, and of the conditions of models' wraps isn't known there."""
     ids = [(each, call) for each, call in facts.wraps.device_ids if facts.comes_to(launch, call)]
-    missing = sum(not means_all(facts, each) and told(facts, launch, each) is None for each, _ in ids)
+    missing = sum(not means_all(facts, each) and written(facts, launch, each) is None for each, _ in ids)
     chosen = (each.value for each in _chosen_from(facts, launch) if isinstance(each, ast.Assign))
     missing += sum(told(facts, launch, value) is None for value in chosen)
     for wrap in () if facts.beside_ddp else facts.wraps.models:
@@ -364,7 +364,7 @@ def _parts(facts: Facts, launch: Launch, call: ast.expr, ids: str | None) -> Ite
     for term in all_terms(facts, launch, call):
         term = on_gpus(facts, term, least)
         for part in reversed(term.values) if isinstance(term, ast.BoolOp) and isinstance(term.op, ast.And) else [term]:
-            there = with_and(told(facts, launch, part, call))
+            there = with_and(told(facts, launch, part, call) or told_of(facts, launch, part, ids))
             if not any(each is not None and is_true_anyway(facts, each, least) for each in (part, there)):
                 yield part, there
 

@@ -8,11 +8,12 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from dp2ddp.analysis.bound_once import only_value
 from dp2ddp.analysis.control.conditions import joined, negated, terms
 from dp2ddp.analysis.device_names import counts_visible
 from dp2ddp.analysis.launch.effects import ASKS_TORCH
 from dp2ddp.analysis.launch.placement import Launch
-from dp2ddp.analysis.visible import DEVICE_COUNTS, means_all, only_value
+from dp2ddp.analysis.visible import DEVICE_COUNTS, means_all
 
 if TYPE_CHECKING:
     from dp2ddp.analysis.facts import Facts

@@ -7,46 +7,57 @@ import copy
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from dp2ddp.analysis.bound_once import all_parameters, only_value
 from dp2ddp.analysis.changes import is_changed
-from dp2ddp.analysis.control.caller_names import written_by_caller
 from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.launch.settled import ARGUMENTS
 from dp2ddp.analysis.roles.resolver import defaults
 from dp2ddp.source.names import Own
-from dp2ddp.source.program import FUNCTIONS, FunctionNode
+from dp2ddp.source.program import FunctionNode
 
 if TYPE_CHECKING:
     from dp2ddp.analysis.facts import Facts
 
 
 def written(facts: Facts, launch: Launch, node: ast.expr) -> str | None:
-    """An expression as it can be written where the processes start, None where it can't."""
-    found = told(facts, launch, node)
+    """`device_ids` as they can be written where the processes start, None where they can't."""
+    found = told(facts, launch, node, parsed_again=True)
     if found is None:
         return None
     in_place = facts.source.parent(found) is not None
     return " ".join((facts.source.segment(found) if in_place else ast.unparse(found)).split())
 
 
-def told(facts: Facts, launch: Launch, node: ast.expr, place: ast.expr | None = None) -> ast.expr | None:
+def told(
+    facts: Facts, launch: Launch, node: ast.expr, place: ast.expr | None = None, *, parsed_again: bool = False
+) -> ast.expr | None:
     """An expression by what is known where the processes start, None where that may not be what it is further down.
 
     Names that aren't known there are followed to what they hold: parameters to arguments, `self.x` to its value.
 
     Args:
         place: where the expression is used; None for where it stands.
+        parsed_again: whether arguments that are parsed once more further down count as the same. That is so of
+            `device_ids` alone, whose number each wrap compares with that of the ranks.
     """
-    asked = _Told(facts, launch)
+    asked = _Told(facts, launch, parsed_again)
     found = asked.of(node)
     return None if found is None or is_changed(facts, launch, found, place or node, asked.stays) else found
+
+
+def told_of(facts: Facts, launch: Launch, part: ast.expr, ids: str | None) -> ast.expr | None:
+    """A condition of `device_ids`, by what these are at the launch, as far as they are: `len(gpu_ids) > 0`."""
+    found = None if ids is None else told(facts, launch, part, parsed_again=True)
+    return found if found is not None and str(ids) in ast.unparse(found) else None
 
 
 class _Told:
     """Follows names back to where the processes start."""
 
-    def __init__(self, facts: Facts, launch: Launch) -> None:
+    def __init__(self, facts: Facts, launch: Launch, parsed_again: bool) -> None:
         self._facts = facts
         self._launch = launch
+        self._parsed_again = parsed_again
         self._asked: list[ast.expr] = []
 
     def of(self, node: ast.expr) -> ast.expr | None:
@@ -83,11 +94,12 @@ class _Told:
             return None
         self._asked.append(node)
         values = self._values(node)
-        again = [value for value in values if self._parses_again(value)]
-        found = [None if value is None else self.of(value) for value in values if value not in again or values == again]
+        if self._parsed_again:
+            values = [value for value in values if not self._parses_again(value)] or values
+        found = [None if value is None else self.of(value) for value in values]
         self._asked.pop()
         function = self._facts.source.function(node)
-        if isinstance(node, ast.Name) and function is not None and node.id in _parameters(function):
+        if isinstance(node, ast.Name) and function is not None and node.id in all_parameters(function):
             stores = [n for n in _stores(ast.walk(function), node.id) if not _is_given_back(self._facts, n)]
             if stores and not _are_clipping(self._facts, stores):
                 return None
@@ -107,7 +119,7 @@ class _Told:
             return self._kept(node)
         assert isinstance(node, ast.Name)
         function = self._facts.source.function(node)
-        if function is not None and node.id in _parameters(function):
+        if function is not None and node.id in all_parameters(function):
             calls = [c for c in self._facts.callers.of(function) if self._facts.comes_to(self._launch, c)]
             return [self._given(call, function, node.id) for call in calls]
         return [only_value(self._facts, node) or self._given_back(node)]
@@ -266,10 +278,6 @@ def _owner(facts: Facts, node: ast.Attribute) -> ast.ClassDef | None:
     return owner if named and isinstance(owner, ast.ClassDef) else None
 
 
-def _parameters(function: FunctionNode) -> set[str]:
-    return {each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)}
-
-
 def _bound_inside(node: ast.AST) -> set[str]:
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
@@ -310,7 +318,8 @@ def visible(facts: Facts, launch: Launch, node: ast.expr) -> bool:
     return all(_means_the_same(facts, launch, n) for n in names if n.id not in inner)
 
 
-def _means_the_same(facts: Facts, launch: Launch, name: ast.Name) -> bool:
+def _means_the_same(facts: Facts, launch: Launch, name: ast.Name, passed: tuple[ast.AST | None, ...] = ()) -> bool:
+    """Whether a name is what it is at the launch; behind the functions that it is followed from already."""
     if (facts.names.qualified(name) or "").startswith("builtins."):
         return True
     if name.id not in launch.visible:
@@ -318,7 +327,7 @@ def _means_the_same(facts: Facts, launch: Launch, name: ast.Name) -> bool:
     assert launch.statement is not None
     function, start = facts.source.function(name), facts.source.function(launch.statement)
     if function is not None and function is not start and name.id in facts.source.local_names(function):
-        return _handed_on(facts, launch, function, name.id)
+        return function in passed or _handed_on(facts, launch, function, name.id, (*passed, function))
     there = facts.source.module(launch.statement)
     if facts.source.module(name) is there:
         return True
@@ -327,62 +336,18 @@ def _means_the_same(facts: Facts, launch: Launch, name: ast.Name) -> bool:
     return facts.names.follow(there, name.id) == target
 
 
-def _handed_on(facts: Facts, launch: Launch, function: FunctionNode, name: str) -> bool:
+def _handed_on(
+    facts: Facts, launch: Launch, function: FunctionNode, name: str, passed: tuple[ast.AST | None, ...]
+) -> bool:
     """Whether every caller gives the function this name's value under the same name."""
-    assert launch.statement is not None
-    calls = [c for c in facts.source.calls for f in facts.resolver.functions_called(c) if f.definition is function]
-    there = facts.source.module(launch.statement)
-    return bool(calls) and all(
-        written_by_caller(facts.source, c, function, name) == name and facts.source.module(c) is there for c in calls
+    calls = [call for call in facts.callers.of(function) if facts.comes_to(launch, call)]
+    given = [
+        value
+        for call in calls
+        for callee, parameter, value in facts.resolver.arguments(call)
+        if callee is function and parameter == name
+    ]
+    return len(given) == len(calls) > 0 and all(
+        isinstance(value, ast.Name) and value.id == name and _means_the_same(facts, launch, value, passed)
+        for value in given
     )
-
-
-def only_value(facts: Facts, name: ast.Name) -> ast.expr | None:
-    """What the name is bound to, once: in the function that uses it, or else in the module that has it."""
-    function = facts.source.function(name)
-    if function is not None and name.id in _parameters(function):
-        return None  # it is what the function is given, too
-    local = function is not None and name.id in facts.source.local_names(function)
-    target = facts.names.target(name)
-    if not local and isinstance(target, Own):
-        scope, wanted = target.module, target.name
-    else:
-        scope, wanted = function if local else facts.source.module(name), name.id  # type: ignore[assignment]
-    stores = [n for n in facts.stores.get(wanted, ()) if isinstance(n, ast.Name) and _is_of(facts, n, scope)]
-    above = facts.source.parent(stores[0]) if len(stores) == 1 and not _is_set_from_outside(facts, target) else None
-    if isinstance(above, ast.Assign) and stores[0] in above.targets and not _is_filled(facts, stores[0]):
-        return above.value
-    return None
-
-
-def _is_set_from_outside(facts: Facts, target: object) -> bool:
-    """Whether another module sets a module's name: `config.GPUS = args.gpus`."""
-    stores = facts.stores.get(target.name, ()) if isinstance(target, Own) else ()
-    return any(isinstance(n, ast.Attribute) and facts.names.target(n) == target for n in stores)
-
-
-def _is_of(facts: Facts, name: ast.Name, scope: ast.AST) -> bool:
-    """Whether a name that is bound is a function's or a module's own."""
-    here = facts.source.scope(name)
-    in_function = isinstance(here, FUNCTIONS) and name.id in facts.source.local_names(here)
-    return here is scope or (
-        not in_function and not isinstance(here, ast.ClassDef) and facts.source.module(name) is scope
-    )
-
-
-def _is_filled(facts: Facts, name: ast.Name) -> bool:
-    """Whether what a name holds gets its contents later: `ids = []`, and then `ids.append(0)`."""
-    value = facts.source.parent(name)
-    if not isinstance(value, ast.Assign) or not isinstance(value.value, (ast.List, ast.Dict, ast.Call)):
-        return False
-    scope = facts.source.scope(name)
-    used = (n for n in facts.source.nodes if isinstance(n, ast.Name) and n.id == name.id)
-    above = (facts.source.parent(n) for n in used if facts.source.scope(n) is scope)
-    return any(
-        (isinstance(each, ast.Attribute) and each.attr in _FILLING)
-        or (isinstance(each, ast.Subscript) and not isinstance(each.ctx, ast.Load))
-        for each in above
-    )
-
-
-_FILLING = frozenset("append extend insert remove pop clear update add setdefault sort reverse".split())

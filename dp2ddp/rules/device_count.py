@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
+from dp2ddp.analysis.bound_once import only_value
 from dp2ddp.analysis.device_names import counts_visible, reads_visible
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.visible import means_all, only_value
+from dp2ddp.analysis.visible import means_all
 from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 

@@ -6,12 +6,12 @@ import ast
 import re
 from collections.abc import Iterator
 
+from dp2ddp.analysis.bound_once import only_value
 from dp2ddp.analysis.changes import binding
 from dp2ddp.analysis.device_names import is_compared, is_indexed, literal_index
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.given_devices import picked_later
 from dp2ddp.analysis.roles import Instance
-from dp2ddp.analysis.visible import only_value
 from dp2ddp.rewrite.edits import Finding, Note, RemoveStatement, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 from dp2ddp.source.nodes import keyword, names_in

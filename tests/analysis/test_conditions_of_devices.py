@@ -12,12 +12,10 @@ from dp2ddp.analysis.control.ways import simplest
 from dp2ddp.convert.pipeline import convert_source
 from dp2ddp.rules import Options
 
-_TESTS = (
-    "a,not a,b,not b,a and b,not (a and not b),x > 1,x <= 1,x == 1,x != 1,x == 2,x != 2,x == 3,x in [1],x == y".split(
-        ","
-    )
+_TESTS = "a,not a,b,not b,a and b,not (a and not b),x > 1,x <= 1,x == 1,x != 1,x == 2,x != 2,x == 3,x in [1],x == y"
+_WAYS = st.lists(
+    st.lists(st.sampled_from(_TESTS.split(",")), max_size=4, unique=True).map(tuple), min_size=1, max_size=4
 )
-_WAYS = st.lists(st.lists(st.sampled_from(_TESTS), max_size=4, unique=True).map(tuple), min_size=1, max_size=4)
 
 
 @settings(max_examples=200, deadline=None)

@@ -174,20 +174,27 @@ def test_what_is_read_again_before_the_start_is_noted() -> None:
 
 def test_options_that_are_parsed_again_to_test_say_the_same() -> None:
     """A project's own `mkdir`, which asks first, is no reason to start the processes above them (MeshCNN)."""
+    head, call = "import models\nfrom options import Options\n", "opt = Options().parse()\nnet = models.make(opt)\n"
     files = {
         "util.py": "import os\ndef mkdir(path):\n    if not os.path.exists(path):\n        os.makedirs(path)\n",
-        "options.py": "import util\n"
-        + _OPTIONS.replace("        return opt", "        util.mkdir(opt.name)\n        return opt"),
+        "options.py": f"import util\n{_OPTIONS.replace('return opt', 'util.mkdir(opt.name); return opt')}",
         "models.py": "from torch import nn\ndef make(opt):\n    return nn.DataParallel(nn.Linear(4, 2), opt.gpu_ids)\n",
-        "test.py": "import models\nfrom options import Options\ndef test():\n    opt = Options().parse()\n"
-        "    print(models.make(opt))\nif __name__ == '__main__':\n    test()\n",
-        "train.py": "import models\nfrom options import Options\nfrom test import test\nopt = Options().parse()\n"
-        "net = models.make(opt)\ntest()\n",
+        "test.py": f"{head}def test():\n{textwrap.indent(call, '    ')}if __name__ == '__main__':\n    test()\n",
+        "train.py": f"{head}from test import test\n{call}test()\n",
     }
     done = convert_files(files, ["train.py", "test.py"], Options())
-    starts = "opt = Options().parse()\n{0}ddp.setup(device_ids=opt.gpu_ids)\n{0}"
-    assert starts.format("") + "net = " in done["train.py"].new_text
-    assert starts.format("    ") + "print" in done["test.py"].new_text
+    for name, indent in (("train.py", ""), ("test.py", "    ")):
+        assert f"parse()\n{indent}ddp.setup(device_ids=opt.gpu_ids)\n{indent}net = " in done[name].new_text
+
+
+@pytest.mark.parametrize("made", ["parse(True)", "argparse.Namespace(multi=True)"])
+def test_whether_a_model_is_wrapped_is_not_known_from_arguments_of_the_same_name(made: str) -> None:
+    """No wrap compares that: one process would go on without a word where the second model asks for more."""
+    script = "def parse(x): return argparse.ArgumentParser().parse_args()\ndef make(opt):\n    net = nn.Linear(4, 2)\n"
+    script += "    return nn.DataParallel(net) if opt.multi else net\ndef test():\n    opt = parse(1)\n    make(opt)\n"
+    for calls, given in (("", "device_ids=None if opt.multi else [0]"), ("test()\n", "")):
+        text = converted(f"{script}opt = parse(0)\nnet = make(opt)\n{calls}").new_text
+        assert f"opt = parse(0)\nddp.setup({given})\nnet = " in text
 
 
 def test_a_class_that_is_looked_for_in_a_module_is_one_of_those_that_derive() -> None:

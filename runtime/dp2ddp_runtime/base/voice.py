@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -70,6 +71,14 @@ def silence() -> None:
         streams.stdout = Voice(sys.stdout, aloud)
     known, streams.stderr = sys.stderr, nowhere if sys.__stderr__ is None else Voice(nowhere, sys.__stderr__)
     _replace(known, sys.stderr)
+
+
+def terminal() -> int:
+    """The terminal, whose size modules ask for while they are imported; it can't be read. Without one, nothing."""
+    if sys.platform != "win32":
+        with contextlib.suppress(OSError):  # there is none
+            return os.open(os.ttyname(0), os.O_WRONLY | os.O_NOCTTY)
+    return subprocess.DEVNULL
 
 
 def _replace(known: Any, new: Any) -> None:

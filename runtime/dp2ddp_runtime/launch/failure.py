@@ -34,7 +34,6 @@ _MAIN_SPEAKS_WITHIN = 0.3  # seconds, where all ranks fail alike
 _EXITS_ARE_COUNTED_WITHIN = 20.0  # seconds: an interpreter with torch takes some to end, more on a busy machine
 _TELLS_WITHIN = 5.0  # seconds
 _EXIT_WITHIN = 30  # seconds
-_DIES_WITHIN = 0.3  # seconds: a process's files are closed before it counts as ended
 
 
 def exit_now(code: int) -> NoReturn:
@@ -92,8 +91,10 @@ def install() -> None:
 def _parent_has_ended() -> bool:
     """Whether this child of a rank fails because its parent has ended."""
     parent = multiprocessing.parent_process()
-    time.sleep(_DIES_WITHIN)
-    return parent is not None and os.getppid() != parent.pid
+    if parent is None:
+        return False
+    time.sleep(_MAIN_SPEAKS_WITHIN)  # its files are closed before it counts as ended
+    return os.getppid() != parent.pid
 
 
 def _let_others_be_counted(error: BaseException) -> None:

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from ..base.voice import HEARD
+from ..base.voice import HEARD, terminal
 from ..base.world import PLACE, environment
 from ..ranks import signals
 from ..ranks.file_sync import counted
@@ -77,9 +77,7 @@ def launch(own: Sequence[Mapping[str, str]]) -> NoReturn:
         # Own sessions: Ctrl-C comes here alone and is passed on once, and a rank's workers can be ended with it.
         options: dict[str, Any] = {"env": {**env, **own[rank], PLACE: json.dumps(place)}, "start_new_session": True}
         if rank:
-            # A terminal, whose size modules ask for while they are imported, stays until `setup` (`voice.silence`).
-            stdin = None if os.isatty(0) else subprocess.DEVNULL
-            options.update(stdin=stdin, stdout=subprocess.DEVNULL)
+            options.update(stdin=terminal(), stdout=subprocess.DEVNULL)
             options["pass_fds"] = [output] if output > 1 else []
         ranks.append(subprocess.Popen(started_by, cwd=started_in, **options))
     code = _Job(ranks, PrefixStore(secret, store)).wait(received)

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import IO, Any, Callable
 
 _open, _scandir, _replace = builtins.open, os.scandir, os.replace
+#: What modules keep as `open` that are imported before `setup`; it leads on without a frame, by which calls are known.
+early: Any = functools.update_wrapper(functools.partial(_open), _open)
 
 
 class Entry:
@@ -96,12 +98,17 @@ class Output:
         self.close()
 
 
+def descriptor() -> int:
+    """A descriptor of an unlinked temporary file, which takes what another rank's file would."""
+    with tempfile.TemporaryFile() as private:
+        return os.dup(private.fileno())
+
+
 class Nowhere(io.FileIO):
     """A raw file of nobody's that keeps the room of what it takes, as a hole, and not the bytes."""
 
     def __init__(self, name: Any) -> None:
-        with tempfile.TemporaryFile() as private:
-            super().__init__(os.dup(private.fileno()), "w")
+        super().__init__(descriptor(), "w")
         self.name = name
 
     def write(self, data: Any) -> int:
@@ -171,21 +178,17 @@ def hold_early_files(rank: int) -> Callable[[], None]:
     """
     kept: list[tuple[weakref.ref[IO[Any]], Any, str]] = []
 
-    @functools.wraps(_open)
     def open_file(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         reads = isinstance(file, int) or not set(str(mode)) & set("wax+")
         if reads or kwargs.get("opener") or not Path(os.fsdecode(file)).is_file():
             return _open(file, mode, *args, **kwargs)
-        if rank != 0 or "+" in mode:
-            made = nowhere(file, mode, *args, **kwargs)
-        else:
-            with tempfile.TemporaryFile() as private:
-                own: Any = functools.partial(_open, opener=lambda *_: os.dup(private.fileno()))
-                made = own(file, mode, *args, **kwargs)
+        private = {**kwargs, "opener": lambda *_: descriptor()}
+        made = nowhere(file, mode, *args, **kwargs) if rank or "+" in mode else _open(file, mode, *args, **private)
         kept.append((weakref.ref(made), os.path.abspath(file), mode))
         return made
 
     def go_on() -> None:
+        lead_early(_open)
         builtins.open = io.open = _open
         for reference, path, mode in kept if rank == 0 else ():
             made = reference()
@@ -196,5 +199,11 @@ def hold_early_files(rank: int) -> Callable[[], None]:
             os.dup2(own, made.fileno())
             os.close(own)
 
-    builtins.open = io.open = open_file
+    lead_early(open_file)
+    builtins.open = io.open = early
     return go_on
+
+
+def lead_early(function: Callable[..., Any]) -> None:
+    """From now on `early` is this function."""
+    early.__setstate__((function, (), {}, vars(early)))

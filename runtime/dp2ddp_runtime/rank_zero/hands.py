@@ -85,11 +85,11 @@ def install(store: Any, load: Any = None) -> None:
     made = {id(getattr(owner, name)): stand_in for owner, name, stand_in in stand_ins}
     for owner, name, stand_in in stand_ins:
         setattr(owner, name, stand_in)
-    for module in [each for each in list(sys.modules.values()) if _is_python(each) and each is not os]:
-        for holder in _holders(module):
-            for name, value in list(holder.items()):
-                if id(value) in made:
-                    holder[name] = made[id(value)]
+    handles.lead_early(open_file)
+    for holder in [each for module in [*sys.modules.values()] if _is_python(module) for each in _holders(module)]:
+        for name, value in list(holder.items()):
+            if id(value) in made:
+                holder[name] = made[id(value)]
     accessor = getattr(pathlib, "_NormalAccessor", None)  # before Python 3.11
     for name, value in list(vars(accessor).items()) if accessor else ():
         function = value.__func__ if isinstance(value, staticmethod) else value
@@ -98,18 +98,18 @@ def install(store: Any, load: Any = None) -> None:
 
 
 def _holders(module: ModuleType) -> Iterator[dict[Any, Any]]:
-    """Where a module holds functions: its names, dicts of it and of its own objects (numpy's `{None: open}`)."""
+    """Where a module holds functions: its names, small dicts of it and of its own objects (numpy's `{None: open}`)."""
     yield vars(module)
-    for value in list(vars(module).values()):
-        is_own = type(value).__module__ == module.__name__
-        parts = (value, *vars(value).values()) if is_own and hasattr(value, "__dict__") else (value,)
-        yield from (part for part in parts if type(part) is dict and len(part) < 100)
+    for value in [*vars(module).values()]:
+        is_own = type(value).__module__ == module.__name__ and hasattr(value, "__dict__")
+        parts = vars(value).values() if is_own else (value,)
+        yield from [part for part in parts if type(part) is dict and len(part) < 100]  # torch's large ones take long
 
 
 def _is_python(module: Any) -> bool:
     """Whether a module's own imported names lead to doors; those that serve Python itself keep the real ones."""
     file = getattr(module, "__file__", None)
-    return isinstance(module, ModuleType) and bool(file) and not callsites.is_aside(str(file))
+    return isinstance(module, ModuleType) and module is not os and bool(file) and not callsites.is_aside(str(file))
 
 
 def end() -> None:
@@ -260,12 +260,6 @@ def _closed(call: Call) -> None:
             journal.hear(call)
 
 
-def _descriptor() -> int:
-    """A descriptor of an unlinked temporary file, which takes what another rank's file would."""
-    with tempfile.TemporaryFile() as private:
-        return os.dup(private.fileno())
-
-
 @functools.wraps(_real_os_open)
 def _open_descriptor(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
     """`os.open`."""
@@ -275,7 +269,7 @@ def _open_descriptor(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | 
     if call is None:
         return real()
     writes = bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
-    mine = _descriptor if writes else real
+    mine = handles.descriptor if writes else real
     door = Door(os, "open", removes=bool(flags & os.O_TRUNC), told=bool, absent=mine)
     return int(_carry_out(replace(door, made=lambda _: mine()), call, real))
 

@@ -1,0 +1,66 @@
+"""What a name holds that is bound once."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from dp2ddp.source.names import Own
+from dp2ddp.source.program import FUNCTIONS, FunctionNode
+
+if TYPE_CHECKING:
+    from dp2ddp.analysis.facts import Facts
+
+_FILLING = frozenset("append extend insert remove pop clear update add setdefault sort reverse".split())
+
+
+def only_value(facts: Facts, name: ast.Name) -> ast.expr | None:
+    """What the name is bound to, once: in the function that uses it, or else in the module that has it."""
+    function = facts.source.function(name)
+    if function is not None and name.id in all_parameters(function):
+        return None  # it is what the function is given, too
+    local = function is not None and name.id in facts.source.local_names(function)
+    target = facts.names.target(name)
+    if not local and isinstance(target, Own):
+        scope, wanted = target.module, target.name
+    else:
+        scope, wanted = function if local else facts.source.module(name), name.id  # type: ignore[assignment]
+    stores = [n for n in facts.stores.get(wanted, ()) if isinstance(n, ast.Name) and _is_of(facts, n, scope)]
+    above = facts.source.parent(stores[0]) if len(stores) == 1 and not _is_set_from_outside(facts, target) else None
+    if isinstance(above, ast.Assign) and stores[0] in above.targets and not _is_filled(facts, stores[0]):
+        return above.value
+    return None
+
+
+def _is_set_from_outside(facts: Facts, target: object) -> bool:
+    """Whether another module sets a module's name: `config.GPUS = args.gpus`."""
+    stores = facts.stores.get(target.name, ()) if isinstance(target, Own) else ()
+    return any(isinstance(n, ast.Attribute) and facts.names.target(n) == target for n in stores)
+
+
+def _is_of(facts: Facts, name: ast.Name, scope: ast.AST) -> bool:
+    """Whether a name that is bound is a function's or a module's own."""
+    here = facts.source.scope(name)
+    in_function = isinstance(here, FUNCTIONS) and name.id in facts.source.local_names(here)
+    return here is scope or (
+        not in_function and not isinstance(here, ast.ClassDef) and facts.source.module(name) is scope
+    )
+
+
+def _is_filled(facts: Facts, name: ast.Name) -> bool:
+    """Whether what a name holds gets its contents later: `ids = []`, and then `ids.append(0)`."""
+    value = facts.source.parent(name)
+    if not isinstance(value, ast.Assign) or not isinstance(value.value, (ast.List, ast.Dict, ast.Call)):
+        return False
+    scope = facts.source.scope(name)
+    used = (n for n in facts.source.nodes if isinstance(n, ast.Name) and n.id == name.id)
+    above = (facts.source.parent(n) for n in used if facts.source.scope(n) is scope)
+    return any(
+        (isinstance(each, ast.Attribute) and each.attr in _FILLING)
+        or (isinstance(each, ast.Subscript) and not isinstance(each.ctx, ast.Load))
+        for each in above
+    )
+
+
+def all_parameters(function: FunctionNode) -> set[str]:
+    return {each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)}
