@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
+import itertools
 import logging
 import pickle
 import threading
@@ -58,10 +60,12 @@ def test_a_variable_of_a_batch_gets_a_gradient() -> bool:
 @on_ranks(3, each=True)
 def test_what_is_contiguous_of_a_single_row_need_not_be_of_all() -> bool:
     """As a normalization does that begins with the first batch's own numbers (glow): ranks with 2, 2 and 1 rows."""
-    for rows in (2, 3, 5):
-        x, _ = next(iter(batches(rows, rows)))
-        flat, (whole, _) = x.permute(1, 0, 2, 3).contiguous().view(3, -1), data(rows)
-        assert torch.equal(flat.mean(1), whole.permute(1, 0, 2, 3).contiguous().view(3, -1).mean(1))
+    for large, rows in itertools.product((contextlib.nullcontext(), Large()), (2, 3, 5)):
+        with large:
+            x, y = (each.permute(1, 0, 2, 3) for each in (next(iter(batches(rows, rows)))[0], data(rows)[0]))
+            assert torch.equal(x.contiguous().view(3, -1).mean(1), y.contiguous().view(3, -1).mean(1))
+            assert (x + 1).is_contiguous() == (y + 1).is_contiguous()
+            assert torch.zeros_like(x).stride() == torch.zeros_like(y).stride()
     return True
 
 

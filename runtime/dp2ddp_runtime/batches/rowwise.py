@@ -106,7 +106,9 @@ def _told_by_wrapper(func: Any, args: Any, kwargs: Any) -> Any:
 @rule("is_contiguous", "is_pinned")
 @property_rule("requires_grad")
 def _told_by_rows(func: Any, args: Any, kwargs: Any) -> Any:
-    return func(args[0].rows, *args[1:], **kwargs) if is_deferred(args[0]) else NotImplemented
+    if not is_deferred(args[0]) or (args[0].batch_dim and func is torch.Tensor.is_contiguous):
+        return NotImplemented  # (with the batch in an inner dimension, a single row is contiguous where all aren't)
+    return func(args[0].rows, *args[1:], **kwargs)
 
 
 @rule(*_LIKE)
@@ -115,7 +117,7 @@ def _like(func: Any, args: Any, kwargs: Any) -> Any:
     batch, *rest = args
     if not is_deferred(batch) or nesting.tensors((rest, kwargs)):
         return NotImplemented
-    if not batch.rows.is_contiguous():
+    if batch.batch_dim or not batch.rows.is_contiguous():
         return NotImplemented
     return func(torch.empty(batch.shape, dtype=batch.dtype, device=batch.device), *rest, **kwargs)
 
@@ -134,6 +136,8 @@ def _copied(func: Any, args: Any, kwargs: Any) -> Any:
         return func(tensor, *[each.rows if isinstance(each, Deferred) else each for each in rest], **kwargs)
 
     rows = of(batch.rows)
+    if func is torch.Tensor.contiguous and batch.batch_dim:  # a copy or not: that is for the whole batch to say
+        return defer_from(batch, rows, batch.batch_dim, of)
     return _made(batch, rows, batch.batch_dim, of) if isinstance(rows, torch.Tensor) else rows
 
 
