@@ -22,7 +22,7 @@ LIMITS = {
     "dp2ddp/pretend_cuda": 925,
     "dp2ddp/project": 2_605,
     "dp2ddp/rewrite": 1_500,
-    "dp2ddp/rules": 3_680,
+    "dp2ddp/rules": 3_685,
     "dp2ddp/source": 1_000,
     "dp2ddp/verify": 5_950,
     "runtime/dp2ddp_runtime": 350,

@@ -62,6 +62,8 @@ from torchvision import transforms
 
 resize = transforms.Scale(256)
 names = iter(["a", "b"]).next()
+its = [iter(names) for _ in range(2)]
+pair = [its[i].next() for i in range(2)]
 net = nn.DataParallel(nn.Linear(4, 2))
 """,
             after="""\
@@ -71,6 +73,8 @@ import dp2ddp_runtime as ddp
 
 resize = transforms.Resize(256)
 names = next(iter(["a", "b"]))
+its = [iter(names) for _ in range(2)]
+pair = [next(its[i]) for i in range(2)]
 net = ddp.wrap_model(nn.Linear(4, 2))
 """,
         ),
@@ -139,7 +143,11 @@ def _outdated(facts: Facts) -> dict[str, dict[tuple[str, str], ast.AST]]:
 
 def _is_iterator(facts: Facts, node: ast.expr) -> bool:
     """Whether a value is what `iter` gives, for sure: a class may have a `next` of its own."""
-    made = [each for each in facts.provenance.of(node) if ast.unparse(each) != "None"]
+    if isinstance(node, ast.Subscript):  # `its[i].next()`, of a list of them
+        lists = [each for each in facts.provenance.of(node.value) if isinstance(each, (ast.List, ast.ListComp))]
+        made = [part for each in lists for part in ([each.elt] if isinstance(each, ast.ListComp) else each.elts)]
+    else:  # (a list by the same name has no `next`)
+        made = [each for each in facts.provenance.of(node) if not isinstance(each, (ast.Constant, ast.ListComp))]
     calls = [facts.names.qualified(each.func) for each in made if isinstance(each, ast.Call)]
     return len(calls) == len(made) and set(calls) == {"builtins.iter"}
 

@@ -68,7 +68,7 @@ def fit(device_ids: devices.DeviceIds) -> int:
     if 0 < count < place.world_size:
         if not place.takes_all or place.wraps or reading:
             return count
-        _go_on_with(count, f"a model is wrapped for {count} device(s)", 5)
+        _go_on_with(count, f"a model is wrapped for GPU {', '.join(map(str, ids or chosen))}", 5)
         if chosen:
             os.environ[world.GPUS] = str(len(chosen))
     elif place.fewer_at and (count or int(os.environ[world.GPUS])) > place.world_size:
