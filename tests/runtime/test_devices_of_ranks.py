@@ -31,7 +31,7 @@ from torch import nn
         ("cuda:1", [1]),
         (1, [1]),
         (torch.device("cuda:1"), [1]),
-        ([torch.device("cuda"), 0, "1"], [0, 1]),
+        ([torch.device("cuda"), 0, "1"], [0, 0, 1]),
         ([-1], [0]),
         ([None], [0]),
     ],
@@ -83,6 +83,7 @@ def test_gpus_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
         return [each["DP2DDP_GPU"] for each in given]
 
     assert gpus([2, 1], 2, 3) == ["2", "1"]
+    assert gpus([0, 0], 2, 3) == ["0", "1"]
     assert gpus(None, 3, 3) == ["0", "1", "2"]
     assert gpus(None, 2, 2) == ["0", "1"]
     assert gpus([2], 2, 3) == ["2", "0"], "torchrun started more ranks than there are device_ids"

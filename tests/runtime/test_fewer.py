@@ -48,6 +48,10 @@ _NET = "nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6)).cuda(
 _LAST = "nn.Sequential(nn.Linear(6, 2), nn.BatchNorm1d(2)).cuda()"
 WRAPS = {
     "two of three": (f"nets = [wrap({_NET}, device_ids=[0, 1]), {_LAST}]", 2),
+    "two of three, each rank's own": (
+        f"nets = [wrap({_NET}, device_ids=[ddp.device()] * 2 if ddp else [0, 1]), {_LAST}]",
+        2,
+    ),
     "as many as are made visible": (f"os.environ['CUDA_VISIBLE_DEVICES'] = '0,1'\nnets = [wrap({_NET}), {_LAST}]", 2),
     "none": (f"nets = [{_NET}, {_LAST}]\nrelease()", 1),
     "none, seen at the first step, with workers": (f"nets = [{_NET}, {_LAST}]", 1),
@@ -106,7 +110,7 @@ def test_the_ranks_that_a_wrap_asks_for_train_as_the_original(
         theirs, ours = theirs[2:], ours[2:]
     assert ours == theirs
     assert f"{ranks} rank(s)\n" in converted.stderr
-    why = "a model is wrapped for GPU 0, 1" if ranks == 2 else "no model is wrapped"
+    why = f"a model is wrapped for GPU 0, {0 if 'own' in wraps else 1}" if ranks == 2 else "no model is wrapped"
     assert (
         f"{why}, so {ranks} rank(s) go on, on the first GPUs: the other {3 - ranks} of 3 end" in converted.stderr
     ) == (ranks < 3 and "given" not in wraps)

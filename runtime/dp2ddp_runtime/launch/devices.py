@@ -63,9 +63,10 @@ def make_visible(device_ids: DeviceIds) -> DeviceIds:
 
 
 def parse_device_ids(device_ids: DeviceIds) -> list[int] | None:
-    """CUDA indices, without repetitions, or None; SystemExit if an entry is neither a CUDA device nor an index.
+    """CUDA indices, or None; SystemExit if an entry is neither a CUDA device nor an index.
 
-    -1 and None are what they are to `torch.cuda.set_device` and `.cuda()`: no choice, so the first.
+    -1 and None are what they are to `torch.cuda.set_device` and `.cuda()`: no choice, so the first. One that is there
+    again counts again, as for `nn.DataParallel`: so does a list of `ddp.device()`, the only one that a rank sees.
     """
     if device_ids is None:
         return None
@@ -75,7 +76,7 @@ def parse_device_ids(device_ids: DeviceIds) -> list[int] | None:
     found = [re.fullmatch(r"(?:cuda:)?(\d+)|cuda|-1|None", str(entry).strip()) for entry in entries]
     if None in found:
         raise SystemExit(f"dp2ddp: device_ids must name CUDA devices, such as [0, 1] or 'cuda:1', not {device_ids!r}")
-    return list(dict.fromkeys(int(each[1] or 0) for each in found if each))
+    return [int(each[1] or 0) for each in found if each]
 
 
 def process_count(device_ids: Sequence[int] | None) -> int:
