@@ -95,7 +95,7 @@ def _anchor(tree: ast.Module, lines: Sequence[str], before: tuple[Position, bool
         if _is_import_block(row) or (index == 0 and _is_docstring(row[0])):
             found, gap = row, 0
         elif not hasattr(row[-1], "body") and not hasattr(row[-1], "cases") and gap < _GAP:
-            gap += 1
+            gap += not _is_about_file(row[0])
         else:
             break
     return found
@@ -111,6 +111,12 @@ def _is_import_block(row: Sequence[ast.stmt]) -> bool:
     if any(isinstance(statement, (ast.Import, ast.ImportFrom)) for statement in row):
         return True
     return isinstance(row[0], ast.Try) and all(map(_is_import_block, _by_line(row[0].body)))
+
+
+def _is_about_file(statement: ast.stmt) -> bool:
+    """Whether it is text, or a name such as `__author__`: PEP 8 has them above the imports."""
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    return _is_docstring(statement) or any(isinstance(each, ast.Name) and each.id[:2] == "__" for each in targets)
 
 
 def _is_docstring(statement: ast.stmt) -> bool:

@@ -329,6 +329,11 @@ def test_a_wrapped_statement_keeps_its_own_edits_and_neighbours() -> None:
             "import os\nos.environ['A'] = '0'\nimport b\nimport dp2ddp_runtime as ddp\n\nddp.f()\nimport late\n",
         ),
         (
+            "from __future__ import a\n'Doc.'\n__a__ = __b__ = 1\n__c__ = 2\n__d__ = 3\n__e__ = 4\nimport b\nf()\n",
+            "from __future__ import a\n'Doc.'\n__a__ = __b__ = 1\n__c__ = 2\n__d__ = 3\n__e__ = 4\nimport b\n"
+            "import dp2ddp_runtime as ddp\nddp.f()\n",
+        ),
+        (
             "import a\ntry:\n    import b\nexcept ImportError:\n    b = None\nf()\n",
             "import a\ntry:\n    import b\nexcept ImportError:\n    b = None\nimport dp2ddp_runtime as ddp\nddp.f()\n",
         ),
