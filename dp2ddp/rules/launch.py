@@ -219,9 +219,9 @@ optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
         above = launch.entry.body
         if launch.statement in above:
             above = above[: above.index(launch.statement)]
-        for statement in facts.launch_finder.effects.imports_that_print(above):
+        for statement in facts.launch_finder.effects.before_which_to_import(above):
             yield AddImport(
-                self.id, facts.source.span(statement), "what modules print while they are imported comes once"
+                self.id, facts.source.span(statement), "a rank shows nothing, and sees one GPU, from here on"
             )
         for call in _built_early(facts, above):
             yield Note(

@@ -68,13 +68,17 @@ class Effects:
             elif not isinstance(node, FUNCTIONS):
                 yield from self.loops.reached(node)
 
-    def imports_that_print(self, block: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-        """The imports in a module's `block` of modules that print while they are imported."""
+    def before_which_to_import(self, block: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+        """The statements of a module's `block` that use CUDA, which a rank has to keep from seeing others' GPUs; and the
+        imports of modules that print while they are imported.
+        """
         for statement in block:
-            if isinstance(statement, (ast.Import, ast.ImportFrom)):
-                calls = (node for node in self.runs(statement) if isinstance(node, ast.Call))
-                if any(self.names.qualified(call.func) == "builtins.print" for call in calls):
-                    yield statement
+            called = [node.func for node in self.runs(statement) if isinstance(node, ast.Call)]
+            paths = [self.names.qualified(func) or "" for func in called]
+            prints = isinstance(statement, (ast.Import, ast.ImportFrom)) and "builtins.print" in paths
+            moves = any(isinstance(func, ast.Attribute) and func.attr == "cuda" for func in called)
+            if prints or moves or any(path.startswith("torch.cuda.") for path in paths):
+                yield statement
 
     # -- what has no effect ----------------------------------------------------------------------------------------
 
