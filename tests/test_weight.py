@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 #: By folder. Raise one only with a reason in the commit, and lower it where lines went.
 LIMITS = {
     "dp2ddp": 475,
-    "dp2ddp/analysis": 7_640,
+    "dp2ddp/analysis": 7_660,
     "dp2ddp/codemods": 175,
     "dp2ddp/command": 700,
     "dp2ddp/convert": 2_770,
@@ -22,7 +22,7 @@ LIMITS = {
     "dp2ddp/pretend_cuda": 925,
     "dp2ddp/project": 2_605,
     "dp2ddp/rewrite": 1_500,
-    "dp2ddp/rules": 3_685,
+    "dp2ddp/rules": 3_695,
     "dp2ddp/source": 1_000,
     "dp2ddp/verify": 5_950,
     "runtime/dp2ddp_runtime": 350,
@@ -34,7 +34,7 @@ LIMITS = {
     "runtime/dp2ddp_runtime/rank_zero": 1_560,
     "runtime/dp2ddp_runtime/ranks": 1_175,
     "tests": 1_550,
-    "tests/analysis": 2_630,
+    "tests/analysis": 2_665,
     "tests/benchmarks": 450,
     "tests/codemods": 100,
     "tests/command": 350,

@@ -15,13 +15,13 @@ from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from dp2ddp.analysis.control.conditions import is_true_constant, negated, with_and
+from dp2ddp.analysis.control.conditions import is_true_constant, may_be_passed_by, negated, with_and
 from dp2ddp.analysis.control.ways import is_elsewhere, on_condition, opposite_of, simplest
 from dp2ddp.analysis.existing_ddp.own_ddp import ASKS_FOR_DDP
 from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.launch.settled import DEVICES
 from dp2ddp.analysis.on_gpus import all_terms, is_true_anyway, needs_gpus, on_gpus
-from dp2ddp.analysis.visible import DEVICE_COUNTS, means_all, told, told_of, written
+from dp2ddp.analysis.visible import DEVICE_COUNTS, is_plain, means_all, told, told_of, written
 from dp2ddp.source.nodes import is_main_guard
 
 if TYPE_CHECKING:
@@ -29,11 +29,6 @@ if TYPE_CHECKING:
 
 _ONE_PROCESS = "[0]"
 _LONGEST = 70  # characters: what is longer is settled by the wraps, and behind them
-#: What a condition may consist of to be written once more; of calls, those that only look.
-_PLAIN: tuple[type[ast.AST], ...] = (ast.Name, ast.Attribute, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp)
-_PLAIN = (*_PLAIN, ast.List, ast.Tuple, ast.Subscript, ast.expr_context, ast.cmpop, ast.boolop, ast.unaryop)
-#: What calls may only look at something.
-_LOOKING = (*DEVICE_COUNTS, "builtins.len", "builtins.bool", "builtins.int")
 #: What is asked of the number of devices for them to be used.
 _SEVERAL = ("> 1", ">= 2", "!= 1", "> 0", ">= 1", "!= 0")
 #: Ways to wraps of which one is gone whatever is asked.
@@ -51,12 +46,14 @@ class Given:
         idle_behind: the statements behind each of which processes have nothing to do, if no model has been wrapped: the
             first is the one to take, unless another script comes there, too, and wraps models behind it.
         is_never_asked: whether several devices aren't used whatever is given, so that the script can stay as it is.
+        picked: the one device that is given otherwise, which is None where models are wrapped: `args.gpu`.
     """
 
     device_ids: str | None
     are_chosen: bool = False
     idle_behind: tuple[ast.stmt, ...] = ()
     is_never_asked: bool = False
+    picked: str | None = None
 
 
 @dataclass(frozen=True)
@@ -91,14 +88,15 @@ def given_devices(facts: Facts, launch: Launch) -> Given:
     ids = _widest(cases)
     ids = ids if ids is None or len(ids) <= _LONGEST else None  # the wrap says it as well
     ways, behind = simplest([case.tests for case in cases]), _behind(facts, launch, cases)
-    given, is_clear = ids, ways in _ANYWAY
+    given, is_clear, picked = ids, ways in _ANYWAY, None
     if not is_clear:
         pick = next((each.ids for each in _picks(facts, launch) if is_elsewhere(each.tests, ways[0])), None)
         given = on_condition(ids, ways, pick or _ONE_PROCESS)
         is_clear = len(ways) == 1 and len(given or "") <= _LONGEST
-    if not is_clear and behind:
+        picked = pick[1:-1] if pick is not None and ways == [(f"{pick[1:-1]} is None",)] else None
+    if not is_clear and (behind or any(_is_certain(facts, case) for case in cases)):
         return Given(ids, are_chosen, behind)
-    return Given(given, are_chosen, behind if _may_all_be_passed(cases) else ())
+    return Given(given, are_chosen, behind if _may_all_be_passed(cases) else (), picked=picked)
 
 
 def _may_all_be_passed(cases: list[_Case]) -> bool:
@@ -131,7 +129,16 @@ def _behind(facts: Facts, launch: Launch, cases: list[_Case]) -> tuple[ast.stmt,
     if len({id(facts.source.block(statement)) for statement in found}) != 1:
         return ()
     last = max(found, key=lambda statement: statement.lineno)
-    return tuple(_whole(facts, place) for place in _led_to(facts, launch, last))
+    places = [_whole(facts, place) for place in _led_to(facts, launch, last)]
+    if any(_is_certain(facts, case) for case in cases):
+        # Behind the function, in which others return, a wrap may still not have been reached.
+        places = [place for place in places[1:] if place is not facts.source.block(place)[-1]]
+    return tuple(places)
+
+
+def _is_certain(facts: Facts, case: _Case) -> bool:
+    """Whether what follows in a wrap's function comes behind it."""
+    return not may_be_passed_by(facts.source, case.call, _whole(facts, case.call))
 
 
 def _led_to(facts: Facts, launch: Launch, node: ast.AST) -> list[ast.AST]:
@@ -235,7 +242,7 @@ def _made_visible_later(facts: Facts, launch: Launch) -> str | None:
         ids = written(facts, launch, node.value)
         asked = [(test, told(facts, launch, test, node.value)) for test in all_terms(facts, launch, node)]
         tests = [there for test, there in asked if there is None or not is_true_anyway(facts, test, least=2)]
-        if ids is None or not all(test is not None and _is_plain(facts, test) for test in tests):
+        if ids is None or not all(test is not None and is_plain(facts, test) for test in tests):
             return None
         texts = tuple(_as_ranks_see_it(ast.unparse(test)) for test in tests if test is not None)
         cases.append(_Case(node, ids, True, texts))
@@ -261,7 +268,7 @@ def _picks(facts: Facts, launch: Launch) -> Iterator[_Case]:
         asked = {ast.unparse(known or part): known for part, known in parts if known or not needs_gpus(facts, part)}
         own_ddp = [test for test in asked if ASKS_FOR_DDP.search(test)]  # which is off where processes start
         others = {test: known for test, known in asked.items() if test not in own_ddp}
-        is_told = all(known is not None and _is_plain(facts, known) for known in others.values())
+        is_told = all(known is not None and is_plain(facts, known) for known in others.values())
         if is_told and all(test == launch.test for test in own_ddp):
             yield _Case(place, ids, True, tuple(map(_as_ranks_see_it, reversed(others))))
 
@@ -313,7 +320,7 @@ def _reached(facts: Facts, launch: Launch, case: _Case, by_test: bool) -> _Case:
         return case
     assert isinstance(case.call, ast.Call)
     parts = list(_parts(facts, launch, case.call, case.ids))
-    known = [there for _, there in parts if there is not None and _is_plain(facts, there)]
+    known = [there for _, there in parts if there is not None and is_plain(facts, there)]
     found = [_as_ranks_see_it(ast.unparse(there)) for there in known if not is_true_constant(there)]
     if launch.test is not None:  # which asks for the script's own DDP already
         found = [test for test in found if not ASKS_FOR_DDP.search(test) and test != launch.test]
@@ -345,7 +352,7 @@ def unknown(facts: Facts, launch: Launch) -> int:
     for wrap in () if facts.beside_ddp else facts.wraps.models:
         if facts.comes_to(launch, wrap.call):
             tests = _parts(facts, launch, wrap.call, None)
-            missing += sum(there is None or not _is_plain(facts, there) for _, there in tests)
+            missing += sum(there is None or not is_plain(facts, there) for _, there in tests)
     return missing
 
 
@@ -375,21 +382,6 @@ def _as_ranks_see_it(test: str) -> str:
     for count in DEVICE_COUNTS:
         test = test.replace(f"{count}()", "ddp.device_count()")
     return test
-
-
-def _is_plain(facts: Facts, test: ast.expr) -> bool:
-    """Whether a condition only reads: what is written once more must be the same again, and short."""
-    parts = list(ast.walk(test))
-    counted = {part for call in parts if _only_looks(facts, call) for part in ast.walk(call)}
-    return all(part in counted or isinstance(part, _PLAIN) for part in parts)
-
-
-def _only_looks(facts: Facts, node: ast.AST) -> bool:
-    """Whether a call counts devices or elements, or asks for the truth or the start of something."""
-    if not isinstance(node, ast.Call):
-        return False
-    compares = isinstance(node.func, ast.Attribute) and node.func.attr in ("startswith", "endswith")
-    return compares or facts.names.qualified(node.func) in _LOOKING
 
 
 def _sizes(ids: str) -> Iterator[str]:

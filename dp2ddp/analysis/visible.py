@@ -298,6 +298,26 @@ def _counted(facts: Facts, node: ast.expr) -> str | None:
 
 DEVICE_COUNTS = ("torch.cuda.device_count", "torch.accelerator.device_count")
 _ALL_DEVICES = frozenset({"None", *(text for n in DEVICE_COUNTS for text in (f"range({n}())", f"list(range({n}()))"))})
+#: What a condition may consist of to be written once more; of calls, those that only look.
+_PLAIN: tuple[type[ast.AST], ...] = (ast.Name, ast.Attribute, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp)
+_PLAIN = (*_PLAIN, ast.List, ast.Tuple, ast.Subscript, ast.expr_context, ast.cmpop, ast.boolop, ast.unaryop)
+#: What calls may only look at something.
+_LOOKING = (*DEVICE_COUNTS, "builtins.len", "builtins.bool", "builtins.int")
+
+
+def is_plain(facts: Facts, test: ast.expr) -> bool:
+    """Whether a condition only reads: what is written once more must be the same again, and short."""
+    parts = list(ast.walk(test))
+    counted = {part for call in parts if _only_looks(facts, call) for part in ast.walk(call)}
+    return all(part in counted or isinstance(part, _PLAIN) for part in parts)
+
+
+def _only_looks(facts: Facts, node: ast.AST) -> bool:
+    """Whether a call counts devices or elements, or asks for the truth or the start of something."""
+    if not isinstance(node, ast.Call):
+        return False
+    compares = isinstance(node.func, ast.Attribute) and node.func.attr in ("startswith", "endswith")
+    return compares or facts.names.qualified(node.func) in _LOOKING
 
 
 def means_all(facts: Facts, node: ast.expr) -> bool:

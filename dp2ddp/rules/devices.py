@@ -8,10 +8,11 @@ from collections.abc import Iterator
 
 from dp2ddp.analysis.bound_once import only_value
 from dp2ddp.analysis.changes import binding
-from dp2ddp.analysis.device_names import is_compared, is_indexed, literal_index
+from dp2ddp.analysis.device_names import index_of, is_compared, is_indexed, literal_index
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.given_devices import picked_later
 from dp2ddp.analysis.roles import Instance
+from dp2ddp.analysis.visible import told
 from dp2ddp.rewrite.edits import Finding, Note, RemoveStatement, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 from dp2ddp.source.nodes import keyword, names_in
@@ -212,12 +213,12 @@ def build(net, args):
                 isinstance(given.test, ast.Call) and facts.names.qualified(given.test.func) == "torch.cuda.is_available"
             )
             return asks and isinstance(given.orelse, ast.Constant) and given.orelse.value == "cpu"
-        return is_indexed(given)
+        return is_indexed(given) and not _is_picked(facts, index_of(given))
 
     def _is_this_device(self, facts: Facts, node: ast.expr) -> bool:
         """Whether a device is this rank's by what it comes from: a line that says so, or whose own edit sees to it."""
         ends = facts.provenance.of(node)
-        return bool(ends) and all(self._makes_this_device(facts, end) for end in ends)
+        return _is_picked(facts, node) or (bool(ends) and all(self._makes_this_device(facts, end) for end in ends))
 
     def _makes_this_device(self, facts: Facts, node: ast.expr) -> bool:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get_device":
@@ -235,9 +236,9 @@ def build(net, args):
 
     def _indexed(self, facts: Facts, node: ast.expr) -> ReplaceExpr | None:
         above = facts.source.parent(node)
-        if isinstance(above, (ast.Expr, ast.Dict, ast.DictComp, ast.JoinedStr, ast.FormattedValue)) or is_compared(
-            facts.source, node
-        ):
+        if isinstance(above, (ast.Expr, ast.Dict, ast.DictComp, ast.JoinedStr, ast.FormattedValue)):
+            return None
+        if is_compared(facts.source, node) or _is_picked(facts, index_of(node)):
             return None
         call = next((a for a in facts.source.ancestors(node) if isinstance(a, ast.Call)), None)
         if call is not None and isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
@@ -308,6 +309,15 @@ def build(net, args):
         if not isinstance(node, ast.Subscript):
             return False
         return ast.unparse(node.value) in facts.wraps.device_ids_written and not _is_first_of_range(facts, node)
+
+
+def _is_picked(facts: Facts, node: ast.expr | None) -> bool:
+    """Whether it is the one device that `setup` is given where nothing is wrapped, and None elsewhere."""
+    picked = [(launch, facts.given[id(launch)].picked) for launch in facts.launches]
+    if node is None or not picked or None in [device for _, device in picked]:
+        return False
+    there = [(told(facts, launch, node), device) for launch, device in picked]
+    return all(known is not None and ast.unparse(known) == device for known, device in there)
 
 
 def _is_given_to_forward(facts: Facts, node: ast.expr) -> bool:

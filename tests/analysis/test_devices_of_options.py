@@ -269,3 +269,27 @@ def test_what_runs_the_program_as_it_parses_is_not_late() -> None:
     result = converted(f"{script}if __name__ == '__main__':\n    fire.Fire()\n")
     assert "    ddp.setup()\n    fire.Fire()\n" in result.new_text
     assert not result.notes
+
+
+@pytest.mark.parametrize("between", ["", "args.gpu += 1"])
+def test_a_gpu_that_is_picked_where_nothing_is_wrapped_is_left_as_it_is(between: str) -> None:
+    """Elsewhere it is None, which means a rank's own, unless it is changed; as ImageNet's example does it."""
+    moves = "x = torch.ones(4, 2).cuda(args.gpu, non_blocking=True).to(args.gpu)\n"
+    picks = (
+        f"    torch.cuda.set_device(args.gpu)\n    {between}\n    net.cuda(args.gpu)\n    at = f'cuda:{{args.gpu}}'\n"
+    )
+    wraps = f"{_ARGS}print(1)\nnet = nn.Linear(2, 2)\nif args.gpu is None:\n    net = nn.DataParallel(net)\nelse:\n"
+    new = convert_source(_HEAD + wraps + picks + moves, "train.py", Options()).new_text
+    assert "ddp.setup(device_ids=None if args.gpu is None else [args.gpu])\n" in new
+    assert (picks + moves in new) == (not between)
+
+
+def test_what_uses_cuda_while_it_is_imported_stands_below_the_runtime() -> None:
+    """A rank has to see its own GPU first: the script makes others visible before that."""
+    lib = "import torch\nif torch.cuda.is_available():\n    torch.zeros(1).cuda()\n"
+    train = (
+        "import os\nimport sys\nsys.path.append(os.getcwd())\nos.environ['CUDA_VISIBLE_DEVICES'] = '1,0'\n"
+        "from torch import nn\nimport lib\n\nnet = nn.DataParallel(nn.Linear(2, 2))\n"
+    )
+    new = convert_files({"train.py": train, "lib.py": lib}, ["train.py"], Options())["train.py"].new_text
+    assert "import dp2ddp_runtime as ddp\nimport lib\n\nddp.setup" in new

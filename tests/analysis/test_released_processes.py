@@ -27,6 +27,10 @@ IDLE = {
         "if args.resume and net.found():\n    net = {}\nelse:\n    net = {}\n",
         False,
     ),
+    "one way, as the other returns": (
+        "def main():\n    if net.many():\n        net = {}\n    else:\n        return\n    print(net)\nmain()\n",
+        False,
+    ),
     "one of two": ("if net.many():\n    net = {}\nother = {}\n", False),
 }
 

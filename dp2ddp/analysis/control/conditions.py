@@ -67,6 +67,20 @@ def ends_the_script(block: list[ast.stmt]) -> bool:
     return isinstance(last, ast.Raise) or (isinstance(called, ast.Call) and ast.unparse(called.func) in _EXITS)
 
 
+def may_be_passed_by(source: ParsedProgram, node: ast.AST, whole: ast.stmt) -> bool:
+    """Whether what follows the statement `whole` may be reached without `node`, which is in it."""
+    node = source.statement(node)
+    while node is not whole:
+        above = source.parent(node)
+        if isinstance(above, (ast.If, ast.Try)):
+            other = above.orelse if isinstance(above, ast.If) and node in above.body else getattr(above, "body", [])
+            if isinstance(above, ast.Try) or not (_leaves(other) or ends_the_script(other)):
+                return True
+        assert above is not None
+        node = above
+    return False
+
+
 def _leaves(block: list[ast.stmt]) -> bool:
     return bool(block) and isinstance(block[-1], (ast.Return, ast.Raise))
 

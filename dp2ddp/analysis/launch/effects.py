@@ -69,8 +69,8 @@ class Effects:
                 yield from self.loops.reached(node)
 
     def before_which_to_import(self, block: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-        """The statements of a module's `block` that use CUDA, which a rank has to keep from seeing others' GPUs; and the
-        imports of modules that print while they are imported.
+        """Statements of `block` that use CUDA, which a rank has to keep from seeing others' GPUs; and the
+        imports of modules that print.
         """
         for statement in block:
             called = [node.func for node in self.runs(statement) if isinstance(node, ast.Call)]
@@ -212,9 +212,9 @@ _EFFECTS = frozenset(
     "matplotlib.pyplot.savefig matplotlib.pyplot.imsave matplotlib.image.imsave".split()
 )
 _QUERIES = frozenset(
-    "os.getenv os.cpu_count sys.exit sys.path.append sys.path.insert warnings.filterwarnings warnings.simplefilter "
-    "logging.getLogger socket.gethostname getpass.getuser json.load json.loads yaml.load yaml.safe_load "
-    "yaml.full_load importlib.import_module".split()
+    "os.getenv os.cpu_count os.getcwd os.getpid sys.exit sys.path.append sys.path.insert sys.setrecursionlimit "
+    "warnings.filterwarnings warnings.simplefilter logging.getLogger socket.gethostname getpass.getuser json.load "
+    "json.loads yaml.load yaml.safe_load yaml.full_load importlib.import_module".split()
 )
 # A method of a configuration, by its name.
 _GETS = re.compile(r"[\w.]+\.get\w*")
