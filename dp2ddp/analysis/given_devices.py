@@ -269,7 +269,7 @@ def _picks(facts: Facts, launch: Launch) -> Iterator[_Case]:
         own_ddp = [test for test in asked if ASKS_FOR_DDP.search(test)]  # which is off where processes start
         others = {test: known for test, known in asked.items() if test not in own_ddp}
         is_told = all(known is not None and is_plain(facts, known) for known in others.values())
-        if is_told and all(test == launch.test for test in own_ddp):
+        if is_told and all(test == launch.test or re.fullmatch(r"not [\w.]+", test) for test in own_ddp):
             yield _Case(place, ids, True, tuple(map(_as_ranks_see_it, reversed(others))))
 
 
@@ -371,7 +371,7 @@ def _parts(facts: Facts, launch: Launch, call: ast.expr, ids: str | None) -> Ite
     for term in all_terms(facts, launch, call):
         term = on_gpus(facts, term, least)
         for part in reversed(term.values) if isinstance(term, ast.BoolOp) and isinstance(term.op, ast.And) else [term]:
-            there = with_and(told(facts, launch, part, call) or told_of(facts, launch, part, ids))
+            there = with_and(told(facts, launch, part, call) or told_of(facts, launch, part, call, ids))
             if not any(each is not None and is_true_anyway(facts, each, least) for each in (part, there)):
                 yield part, there
 

@@ -45,9 +45,9 @@ def told(
     return None if found is None or is_changed(facts, launch, found, place or node, asked.stays) else found
 
 
-def told_of(facts: Facts, launch: Launch, part: ast.expr, ids: str | None) -> ast.expr | None:
+def told_of(facts: Facts, launch: Launch, part: ast.expr, place: ast.expr, ids: str | None) -> ast.expr | None:
     """A condition of `device_ids`, by what these are at the launch, as far as they are: `len(gpu_ids) > 0`."""
-    found = None if ids is None else told(facts, launch, part, parsed_again=True)
+    found = None if ids is None else told(facts, launch, part, place, parsed_again=True)
     return found if found is not None and str(ids) in ast.unparse(found) else None
 
 

@@ -165,6 +165,19 @@ def main(args):
 import torch
 import torch.nn as nn
 
+
+def main():
+    ngpus = torch.cuda.device_count()
+    worker(0, ngpus)
+
+
+def worker(gpu, ngpus):  # which it doesn't read
+    net = nn.DataParallel(nn.Linear(4, 2))
+"""),
+        Example("""\
+import torch
+import torch.nn as nn
+
 # Whether there is a GPU at all each rank sees itself.
 device = "cuda" if torch.cuda.device_count() > 0 else "cpu"
 net = nn.DataParallel(nn.Linear(4, 2), device_ids=[0, 1]).to(device)
@@ -181,7 +194,7 @@ print(f"{memory} bytes")
         given = (wrap.device_ids for wrap in facts.wraps.models)
         gone = {part for ids in given if ids is not None and means_all(facts, ids) for part in ast.walk(ids)}
         for call in facts.source.calls:
-            if not _asks(facts, call) or call in gone or _whether_any(facts, call):
+            if not _asks(facts, call) or call in gone or _whether_any(facts, call) or _is_unread(facts, call):
                 continue
             loop = _over_devices(facts, call)
             if loop is not None:
@@ -257,6 +270,23 @@ def _kept(facts: Facts, value: ast.expr) -> list[ast.expr]:
     parts = [n for n in facts.source.nodes if isinstance(n, ast.Attribute) and n.attr == target.attr]
     is_once = not any(n is not target and isinstance(n.ctx, ast.Store) for n in parts)
     return [n for n in parts if n is not target] if is_once else []
+
+
+def _is_unread(facts: Facts, value: ast.expr) -> bool:
+    """Whether nothing reads a value that a function keeps: its name is only given to parameters that nothing reads."""
+    above = facts.source.parent(value)
+    name = above.targets[0] if isinstance(above, ast.Assign) and above.value is value else None
+    function = facts.source.function(value)
+    if function is None or not isinstance(name, ast.Name) or name.id not in facts.source.local_names(function):
+        return False
+    loads = (n for n in facts.source.nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
+    for call, use in ((facts.source.parent(n), n) for n in loads if n.id == name.id):
+        given = facts.resolver.arguments(call) if isinstance(call, ast.Call) else ()
+        taking = [(function, parameter) for function, parameter, argument in given if argument is use]
+        names = ((n.id, parameter) for f, parameter in taking for n in ast.walk(f) if isinstance(n, ast.Name))
+        if not taking or any(one == other for one, other in names):
+            return False
+    return True
 
 
 def _is_index(facts: Facts, count: ast.expr) -> bool:

@@ -293,3 +293,51 @@ def test_what_uses_cuda_while_it_is_imported_stands_below_the_runtime() -> None:
     )
     new = convert_files({"train.py": train, "lib.py": lib}, ["train.py"], Options())["train.py"].new_text
     assert "import dp2ddp_runtime as ddp\nimport lib\n\nddp.setup" in new
+
+
+_AS_IMAGENET_S_EXAMPLE = """\
+import os
+import torch
+import torch.nn as nn
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import options
+
+def main():
+    args = options.parser.parse_args()
+    if args.gpu is not None:
+        print('one')
+    if args.url == 'env://' and args.world_size == -1:
+        args.world_size = int(os.environ['WORLD_SIZE'])
+    args.distributed = args.world_size > 1 or args.multiprocessing_distributed
+    ngpus = torch.cuda.device_count()
+    if args.multiprocessing_distributed:
+        args.world_size = ngpus * args.world_size
+        mp.spawn(work, nprocs=ngpus, args=(ngpus, args))
+    else:
+        work(args.gpu, ngpus, args)
+
+def work(gpu, ngpus, args):
+    args.gpu = gpu
+    net = nn.Linear(4, 2)
+    if args.distributed:
+        dist.init_process_group('nccl')
+        if args.gpu is not None:
+            torch.cuda.set_device(args.gpu)
+        net = nn.parallel.DistributedDataParallel(net)
+    elif args.gpu is not None:
+        net = net.cuda(args.gpu)
+    else:
+        net = nn.DataParallel(net)
+    print(net.cuda(args.gpu))
+
+main()
+"""
+
+
+def test_a_gpu_that_is_picked_beside_ddp_of_which_is_decided_below_the_start() -> None:
+    options = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--gpu', type=int)\n"
+    files = {"train.py": _AS_IMAGENET_S_EXAMPLE, "options.py": options}
+    new = convert_files(files, ["train.py"], Options(allow_ddp=True))["train.py"].new_text
+    assert "        ddp.setup(device_ids=None if args.gpu is None else [args.gpu], beside_ddp=True)\n" in new
+    assert new.count("cuda(args.gpu)") == 2
