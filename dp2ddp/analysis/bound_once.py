@@ -16,9 +16,26 @@ _FILLING = frozenset("append extend insert remove pop clear update add setdefaul
 
 def only_value(facts: Facts, name: ast.Name) -> ast.expr | None:
     """What the name is bound to, once: in the function that uses it, or else in the module that has it."""
+    values = _values(facts, name)
+    return values[0].value if len(values) == 1 else None
+
+
+def switched(facts: Facts, name: ast.Name) -> ast.IfExp | None:
+    """What the name is bound to, once, and once more on one condition: `use = False`, `if test: use = True`."""
+    values = _values(facts, name)
+    branch = facts.source.parent(values[1]) if len(values) == 2 else None
+    if not isinstance(branch, ast.If) or values[1] not in branch.body:
+        return None
+    block = facts.source.block(branch)
+    is_first = values[0] in block and block.index(values[0]) < block.index(branch)
+    return ast.IfExp(branch.test, values[1].value, values[0].value) if is_first else None
+
+
+def _values(facts: Facts, name: ast.Name) -> list[ast.Assign]:
+    """The assignments that bind a name, if nothing else does."""
     function = facts.source.function(name)
     if function is not None and name.id in all_parameters(function):
-        return None  # it is what the function is given, too
+        return []  # it is what the function is given, too
     local = function is not None and name.id in facts.source.local_names(function)
     target = facts.names.target(name)
     if not local and isinstance(target, Own):
@@ -26,10 +43,9 @@ def only_value(facts: Facts, name: ast.Name) -> ast.expr | None:
     else:
         scope, wanted = function if local else facts.source.module(name), name.id  # type: ignore[assignment]
     stores = [n for n in facts.stores.get(wanted, ()) if isinstance(n, ast.Name) and _is_of(facts, n, scope)]
-    above = facts.source.parent(stores[0]) if len(stores) == 1 and not _is_set_from_outside(facts, target) else None
-    if isinstance(above, ast.Assign) and stores[0] in above.targets and not _is_filled(facts, stores[0]):
-        return above.value
-    return None
+    found = [above for n in stores if isinstance(above := facts.source.parent(n), ast.Assign) and n in above.targets]
+    is_all = len(found) == len(stores) and not _is_set_from_outside(facts, target)
+    return found if is_all and not any(_is_filled(facts, n) for n in stores) else []
 
 
 def _is_set_from_outside(facts: Facts, target: object) -> bool:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from dp2ddp.analysis.bound_once import only_value
+from dp2ddp.analysis.bound_once import only_value, switched
 from dp2ddp.analysis.control.conditions import joined, negated, terms
 from dp2ddp.analysis.device_names import counts_visible
 from dp2ddp.analysis.launch.effects import ASKS_TORCH
@@ -109,7 +109,7 @@ class OnGpus:
         return node.value
 
     def _name(self, node: ast.Name) -> Any:
-        return self._value(only_value(self._facts, node))
+        return self._value(only_value(self._facts, node) or switched(self._facts, node))
 
     def _attribute(self, node: ast.Attribute) -> Any:
         stores = [n for n in self._facts.source.nodes if isinstance(n, ast.Attribute) and n.attr == node.attr]

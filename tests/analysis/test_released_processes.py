@@ -31,6 +31,14 @@ IDLE = {
         "def main():\n    if net.many():\n        net = {}\n    else:\n        return\n    print(net)\nmain()\n",
         False,
     ),
+    "a flag of whether there are GPUs": (
+        "use = False\nif torch.cuda.is_available():\n    use = True\nif use:\n    net = {}\nprint(net)\n",
+        False,
+    ),
+    "a flag of something else": (
+        "use = False\nif net.many():\n    use = True\nif use:\n    net = {}\nprint(net)\n",
+        True,
+    ),
     "one of two": ("if net.many():\n    net = {}\nother = {}\n", False),
 }
 
