@@ -181,7 +181,7 @@ def lines_of(report: Report, *, verbose: bool) -> Iterator[str]:
     unreached = [(shown(path), done.unreached) for path, done in sorted(job.outcome.conversions.items())]
     if any(names for _, names in unreached):
         parts = "; ".join(f"{name}: {', '.join(names)}" for name, names in unreached if names)
-        yield f"left as they are, as no script that wraps a model comes to them: {parts}"
+        yield f"left as they are, as no script that wraps a model comes to them by name: {parts}"
     yield from _touched(report, verbose=verbose)
     if report.warnings:
         yield style("please note:", bold=True, fg="yellow")
