@@ -269,7 +269,7 @@ def _picks(facts: Facts, launch: Launch) -> Iterator[_Case]:
         own_ddp = [test for test in asked if ASKS_FOR_DDP.search(test)]  # which is off where processes start
         others = {test: known for test, known in asked.items() if test not in own_ddp}
         is_told = all(known is not None and is_plain(facts, known) for known in others.values())
-        if is_told and all(test == launch.test or re.fullmatch(r"not [\w.]+", test) for test in own_ddp):
+        if is_told and all(test == launch.test or re.fullmatch(r"not (?!.*\bno_)[\w.]+", test) for test in own_ddp):
             yield _Case(place, ids, True, tuple(map(_as_ranks_see_it, reversed(others))))
 
 

@@ -39,6 +39,7 @@ IDLE = {
         "use = False\nif net.many():\n    use = True\nif use:\n    net = {}\nprint(net)\n",
         True,
     ),
+    "a choice within a line": ("net = {} if net.many() else net\nprint(net)\n", True),
     "one of two": ("if net.many():\n    net = {}\nother = {}\n", False),
 }
 

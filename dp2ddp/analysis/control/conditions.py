@@ -55,6 +55,8 @@ def _branches(branch: ast.If, raising: bool) -> tuple[list[ast.expr], list[ast.e
         return going_on, leaving, not _leaves(branch.orelse) or (not raising and ends_the_script(branch.orelse))
 
 
+#: What may leave a part of it out.
+_OPTIONAL = (ast.Try, ast.IfExp, ast.BoolOp, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _EXITS = frozenset({"sys.exit", "exit", "quit", "os._exit", "os.abort"})
 
 
@@ -69,14 +71,15 @@ def ends_the_script(block: list[ast.stmt]) -> bool:
 
 def may_be_passed_by(source: ParsedProgram, node: ast.AST, whole: ast.stmt) -> bool:
     """Whether what follows the statement `whole` may be reached without `node`, which is in it."""
-    node = source.statement(node)
-    while node is not whole:
-        above = source.parent(node)
-        if isinstance(above, (ast.If, ast.Try)):
-            other = above.orelse if isinstance(above, ast.If) and node in above.body else getattr(above, "body", [])
-            if isinstance(above, ast.Try) or not (_leaves(other) or ends_the_script(other)):
+    for above in source.ancestors(node):
+        if node is whole:
+            return False
+        if isinstance(above, ast.If) and node is not above.test:
+            other = above.orelse if node in above.body else above.body
+            if not _leaves(other) and not ends_the_script(other):
                 return True
-        assert above is not None
+        elif isinstance(above, _OPTIONAL):
+            return True
         node = above
     return False
 
