@@ -20,7 +20,7 @@ LIMITS = {
     "dp2ddp/notebook": 550,
     "dp2ddp/page": 250,
     "dp2ddp/pretend_cuda": 925,
-    "dp2ddp/project": 2_630,
+    "dp2ddp/project": 2_605,
     "dp2ddp/rewrite": 1_500,
     "dp2ddp/rules": 3_725,
     "dp2ddp/source": 1_000,

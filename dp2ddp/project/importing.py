@@ -22,8 +22,6 @@ from dp2ddp.source.nodes import ANY_NAME, last_name, text_pattern
 STAR = "*"
 #: Python's own, and what scripts have in their place: `import_class("processor.io.IO")`, `loadmodule("nets." + name)`.
 _PICKING = re.compile(r"\w*(?:import|load_?module)\w*(?=\()")
-#: A text that may name a module in a package.
-_DOTTED = re.compile(r"""["']([^\W\d]\w*(?:\.[^\W\d]\w*)+)["']""")
 #: Stands for the project's root while folders are worked out; no real path begins so.
 _ROOT = "/\0"
 #: Functions and methods that leave a path what it is, as far as its place in the project goes.
@@ -195,8 +193,6 @@ class FileImports:
     Attributes:
         imports: every import, in functions too, and constant ``importlib.import_module(...)``; each once.
         folders: prefixes of modules that are picked at run time: ``"models."`` of ``import_module("models." + name)``.
-        picks: modules are picked by names that are computed, such as ``import_module(config["network"])``.
-        texts: what may be such a name, for this or another file: ``"models.posenet"`` in a text.
         additions: what it adds to `sys.path`.
         names: what its own statements bind at module level; not what star imports bring.
         stars: its star imports at module level.
@@ -206,8 +202,6 @@ class FileImports:
 
     imports: Sequence[Import] = ()
     folders: Sequence[str] = ()
-    picks: bool = False
-    texts: Sequence[Import] = ()
     additions: Sequence[Addition] = ()
     names: frozenset[str] = frozenset()
     stars: Sequence[Import] = ()
@@ -233,8 +227,6 @@ def read(text: str, path: str) -> FileImports:
     return FileImports(
         imports=list(dict.fromkeys(each for node in [*statements, *nodes] for each in _imports(node))),
         folders=list(dict.fromkeys(_folders(nodes))),
-        picks=any(isinstance(node, ast.Call) and _picks_module(node) and not _is_text(node.args[0]) for node in nodes),
-        texts=[each for name in dict.fromkeys(_DOTTED.findall(text)) for each in _named(name)],
         additions=additions(tree, path) if "sys.path" in text else (),
         names=frozenset(bound.names),
         stars=[each for node in bound.stars for each in _imports(node)],
@@ -258,21 +250,13 @@ def _imports(node: ast.AST) -> Iterator[Import]:
         yield from (Import(alias.name) for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
         yield from (Import(node.module or "", node.level, alias.name) for alias in node.names)
-    elif isinstance(node, ast.Call) and _picks_module(node) and _is_text(node.args[0]):
-        yield from _named(node.args[0].value)  # type: ignore[attr-defined]
-
-
-def _named(name: str) -> Iterator[Import]:
-    """What a text may name: a module, or a class or function of a module."""
-    if name and not name.startswith("."):
-        yield Import(name)
-        module, dot, last = name.rpartition(".")
-        if dot:
-            yield Import(module, name=last)
-
-
-def _is_text(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+    elif isinstance(node, ast.Call) and _picks_module(node) and isinstance(node.args[0], ast.Constant):
+        name = node.args[0].value
+        if isinstance(name, str) and name and not name.startswith("."):
+            yield Import(name)
+            module, dot, last = name.rpartition(".")
+            if dot:  # a class or function of a module
+                yield Import(module, name=last)
 
 
 def _folders(nodes: Sequence[ast.AST]) -> Iterator[str]:

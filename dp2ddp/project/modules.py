@@ -96,19 +96,8 @@ class Layout:
         self._programs[entry] = found
 
     def _walk(self, entry: str) -> list[str]:
-        """The files that imports lead to; and those that texts name, where some are picked by names."""
-        found: dict[str, None] = {}
-        more = [entry]
-        while more:
-            self._spread(entry, more, found)
-            picks = any(self.imports(path).picks for path in found)
-            texts = ((path, each) for path in found for each in self.imports(path).texts if picks)
-            named = dict.fromkeys(self._resolve(path, entry, each) for path, each in texts)
-            more = [target for target in named if target is not None and target not in found]
-        return list(found)
-
-    def _spread(self, entry: str, waiting: list[str], found: dict[str, None]) -> None:
-        found.update(dict.fromkeys(waiting))
+        found = {entry: None}
+        waiting = [entry]
         while waiting:
             path = waiting.pop(0)
             asked = path, self._place(entry)
@@ -118,6 +107,7 @@ class Layout:
                 if target not in found:
                     found[target] = None
                     waiting.append(target)
+        return list(found)
 
     def _targets(self, path: str, entry: str) -> Iterator[str]:
         """The files that one file imports, the packages around them included."""
