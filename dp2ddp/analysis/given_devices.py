@@ -31,6 +31,8 @@ _ONE_PROCESS = "[0]"
 _LONGEST = 70  # characters: what is longer is settled by the wraps, and behind them
 #: What is asked of the number of devices for them to be used.
 _SEVERAL = ("> 1", ">= 2", "!= 1", "> 0", ">= 1", "!= 0")
+#: That a script doesn't set up DDP itself.
+_IS_OFF = re.compile(r"not (?!.*\bno_)[\w.]*(distributed|\bdist\b|\bddp\b|multiprocessing)\w*$")
 #: Ways to wraps of which one is gone whatever is asked.
 _ANYWAY: list[list[tuple[str, ...]]] = [[], [()]]
 _SAME_NUMBER = ("builtins.int", "builtins.str")
@@ -87,14 +89,18 @@ def given_devices(facts: Facts, launch: Launch) -> Given:
     are_chosen = all(case.ids is not None and _speaks_of(case.ids, chosen_from) for case in cases)
     ids = _widest(cases)
     ids = ids if ids is None or len(ids) <= _LONGEST else None  # the wrap says it as well
-    ways, behind = simplest([case.tests for case in cases]), _behind(facts, launch, cases)
+    ways, places = simplest([case.tests for case in cases]), _behind(facts, launch, cases)
+    behind = places
+    if any(_is_certain(facts, case) for case in cases):
+        # Behind the function, in which others return, a wrap may still not have been reached.
+        behind = tuple(place for place in places[1:] if place is not facts.source.block(place)[-1])
     given, is_clear, picked = ids, ways in _ANYWAY, None
     if not is_clear:
         pick = next((each.ids for each in _picks(facts, launch) if is_elsewhere(each.tests, ways[0])), None)
         given = on_condition(ids, ways, pick or _ONE_PROCESS)
         is_clear = len(ways) == 1 and len(given or "") <= _LONGEST
         picked = pick[1:-1] if pick is not None and ways == [(f"{pick[1:-1]} is None",)] else None
-    if not is_clear and (behind or any(_is_certain(facts, case) for case in cases)):
+    if not is_clear and places:
         return Given(ids, are_chosen, behind)
     return Given(given, are_chosen, behind if _may_all_be_passed(cases) else (), picked=picked)
 
@@ -129,11 +135,7 @@ def _behind(facts: Facts, launch: Launch, cases: list[_Case]) -> tuple[ast.stmt,
     if len({id(facts.source.block(statement)) for statement in found}) != 1:
         return ()
     last = max(found, key=lambda statement: statement.lineno)
-    places = [_whole(facts, place) for place in _led_to(facts, launch, last)]
-    if any(_is_certain(facts, case) for case in cases):
-        # Behind the function, in which others return, a wrap may still not have been reached.
-        places = [place for place in places[1:] if place is not facts.source.block(place)[-1]]
-    return tuple(places)
+    return tuple(_whole(facts, place) for place in _led_to(facts, launch, last))
 
 
 def _is_certain(facts: Facts, case: _Case) -> bool:
@@ -269,7 +271,7 @@ def _picks(facts: Facts, launch: Launch) -> Iterator[_Case]:
         own_ddp = [test for test in asked if ASKS_FOR_DDP.search(test)]  # which is off where processes start
         others = {test: known for test, known in asked.items() if test not in own_ddp}
         is_told = all(known is not None and is_plain(facts, known) for known in others.values())
-        if is_told and all(test == launch.test or re.fullmatch(r"not (?!.*\bno_)[\w.]+", test) for test in own_ddp):
+        if is_told and all(test == launch.test or _IS_OFF.match(test) for test in own_ddp):
             yield _Case(place, ids, True, tuple(map(_as_ranks_see_it, reversed(others))))
 
 

@@ -275,7 +275,8 @@ def _kept(facts: Facts, value: ast.expr) -> list[ast.expr]:
 def _is_unread(facts: Facts, value: ast.expr) -> bool:
     """Whether nothing reads a value that a function keeps: its name is only given to parameters that nothing reads."""
     above = facts.source.parent(value)
-    name = above.targets[0] if isinstance(above, ast.Assign) and above.value is value else None
+    is_kept = isinstance(above, ast.Assign) and above.value is value and len(above.targets) == 1
+    name = above.targets[0] if isinstance(above, ast.Assign) and is_kept else None
     function = facts.source.function(value)
     if function is None or not isinstance(name, ast.Name) or name.id not in facts.source.local_names(function):
         return False

@@ -313,11 +313,12 @@ def build(net, args):
 
 def _is_picked(facts: Facts, node: ast.expr | None) -> bool:
     """Whether it is the one device that `setup` is given where nothing is wrapped, and None elsewhere."""
-    picked = [(launch, facts.given[id(launch)].picked) for launch in facts.launches]
-    if node is None or not picked or None in [device for _, device in picked]:
+    given = {facts.given[id(launch)] for launch in facts.launches}
+    picked = next(iter(given)).picked if len(given) == 1 else None  # (else `setup` isn't given it)
+    if node is None or picked is None:
         return False
-    there = [(told(facts, launch, node), device) for launch, device in picked]
-    return all(known is not None and ast.unparse(known) == device for known, device in there)
+    there = [told(facts, launch, node) for launch in facts.launches]
+    return all(known is not None and ast.unparse(known) == picked for known in there)
 
 
 def _is_given_to_forward(facts: Facts, node: ast.expr) -> bool:

@@ -144,12 +144,19 @@ def _outdated(facts: Facts) -> dict[str, dict[tuple[str, str], ast.AST]]:
 def _is_iterator(facts: Facts, node: ast.expr) -> bool:
     """Whether a value is what `iter` gives, for sure: a class may have a `next` of its own."""
     if isinstance(node, ast.Subscript):  # `its[i].next()`, of a list of them
-        lists = [each for each in facts.provenance.of(node.value) if isinstance(each, (ast.List, ast.ListComp))]
-        made = [part for each in lists for part in ([each.elt] if isinstance(each, ast.ListComp) else each.elts)]
+        lists = facts.provenance.of(node.value)
+        made = [part for each in lists for part in _elements(each)]
     else:  # (a list by the same name has no `next`)
         made = [each for each in facts.provenance.of(node) if not isinstance(each, (ast.Constant, ast.ListComp))]
     calls = [facts.names.qualified(each.func) for each in made if isinstance(each, ast.Call)]
     return len(calls) == len(made) and set(calls) == {"builtins.iter"}
+
+
+def _elements(node: ast.expr) -> list[ast.expr]:
+    """What a list is written with; another expression itself."""
+    if isinstance(node, ast.ListComp):
+        return [node.elt]
+    return node.elts if isinstance(node, ast.List) else [node, node]
 
 
 def _is_off(facts: Facts, node: ast.AST) -> bool:

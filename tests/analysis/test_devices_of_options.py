@@ -341,3 +341,40 @@ def test_a_gpu_that_is_picked_beside_ddp_of_which_is_decided_below_the_start() -
     new = convert_files(files, ["train.py"], Options(allow_ddp=True))["train.py"].new_text
     assert "        ddp.setup(device_ids=None if args.gpu is None else [args.gpu], beside_ddp=True)\n" in new
     assert new.count("cuda(args.gpu)") == 2
+
+
+@pytest.mark.parametrize(
+    ("script", "wanted"),
+    [
+        (
+            "def main():\n    n = args.n = torch.cuda.device_count()\n    net = nn.DataParallel(nn.Linear(4, 2))\n"
+            "    print(args.n)\nmain()\n",
+            "n = args.n = ddp.device_count()\n",
+        ),
+        (
+            "def one(net):\n    return nn.DataParallel(net)\ndef two(net):\n    return nn.DataParallel(net, [0, 1])\n"
+            "net = nn.Linear(4, 2)\nif args.a:\n    net = one(net)\nelif args.b:\n    net = two(net)\n",
+            "ddp.setup(device_ids=None if args.a or args.b else [0])\n",
+        ),
+        (
+            "net = nn.Linear(4, 2)\nif args.gpu is None:\n    net = nn.DataParallel(net)\n"
+            "elif not args.low_rank:\n    net = net.cuda(args.gpu)\n",
+            "ddp.setup(device_ids=None if args.gpu is None else [0])\n",
+        ),
+    ],
+)
+def test_what_is_read_or_asked_after_all(script: str, wanted: str) -> None:
+    assert wanted in converted(_ARGS + script).new_text
+
+
+def test_a_gpu_that_setup_is_not_given_is_not_left_to_it() -> None:
+    """Of two scripts that start in one place, each with other devices."""
+    start = "import argparse\ndef start(build):\n    args = argparse.ArgumentParser().parse_args()\n    build(args)\n"
+    train = (
+        f"{_HEAD}from common import start\ndef build(args):\n    net = nn.Linear(4, 2)\n    if args.gpu is None:\n"
+        "        net = nn.DataParallel(net, IDS)\n    else:\n        net.cuda(args.gpu)\n    print(net)\nstart(build)\n"
+    )
+    files = {"common.py": start, "a.py": train.replace("IDS", "None"), "b.py": train.replace("IDS", "[0, 1]")}
+    done = convert_files(files, ["a.py", "b.py"], Options())
+    assert "ddp.setup()\n" in done["common.py"].new_text
+    assert "    else:\n        net.cuda()\n" in done["a.py"].new_text

@@ -66,6 +66,12 @@ def test_what_is_contiguous_of_a_single_row_need_not_be_of_all() -> bool:
             assert torch.equal(x.contiguous().view(3, -1).mean(1), y.contiguous().view(3, -1).mean(1))
             assert (x + 1).is_contiguous() == (y + 1).is_contiguous()
             assert torch.zeros_like(x).stride() == torch.zeros_like(y).stride()
+            x, y = (each[:, :2] for each in (next(iter(batches(rows, rows)))[0], data(rows)[0]))
+            assert torch.zeros_like(x).stride() == torch.zeros_like(y).stride()
+            assert x.is_contiguous() == y.is_contiguous()
+            z = x.contiguous()
+            z += 1  # of its own
+            assert torch.equal(x, y)
     return True
 
 

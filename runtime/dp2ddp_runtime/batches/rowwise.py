@@ -7,6 +7,7 @@ draw for the whole batch. Whatever isn't in the table gets the whole batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -108,7 +109,13 @@ def _told_by_wrapper(func: Any, args: Any, kwargs: Any) -> Any:
 def _told_by_rows(func: Any, args: Any, kwargs: Any) -> Any:
     if not is_deferred(args[0]) or (args[0].batch_dim and func is torch.Tensor.is_contiguous):
         return NotImplemented  # (with the batch in an inner dimension, a single row is contiguous where all aren't)
-    return func(args[0].rows, *args[1:], **kwargs)
+    told: bool = func(args[0].rows, *args[1:], **kwargs)
+    return told and (func is not torch.Tensor.is_contiguous or _is_dense(args[0]))
+
+
+def _is_dense(batch: Deferred) -> bool:
+    """Whether rows follow each other without a gap, which a single one says by its stride alone: alike on all ranks."""
+    return sum(batch.sizes) == 1 or batch.rows.stride(0) == math.prod(batch.shape[1:])
 
 
 @rule(*_LIKE)
@@ -117,7 +124,7 @@ def _like(func: Any, args: Any, kwargs: Any) -> Any:
     batch, *rest = args
     if not is_deferred(batch) or nesting.tensors((rest, kwargs)):
         return NotImplemented
-    if batch.batch_dim or not batch.rows.is_contiguous():
+    if batch.batch_dim or not (batch.rows.is_contiguous() and _is_dense(batch)):
         return NotImplemented
     return func(torch.empty(batch.shape, dtype=batch.dtype, device=batch.device), *rest, **kwargs)
 
@@ -138,6 +145,8 @@ def _copied(func: Any, args: Any, kwargs: Any) -> Any:
     rows = of(batch.rows)
     if func is torch.Tensor.contiguous and batch.batch_dim:  # a copy or not: that is for the whole batch to say
         return defer_from(batch, rows, batch.batch_dim, of)
+    if func is torch.Tensor.contiguous and rows is batch.rows and not _is_dense(batch):
+        rows = rows.clone()
     return _made(batch, rows, batch.batch_dim, of) if isinstance(rows, torch.Tensor) else rows
 
 

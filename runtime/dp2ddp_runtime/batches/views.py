@@ -70,7 +70,8 @@ def _shaped(func: Any, args: Any, kwargs: Any) -> Any:
         assert dim is not None
         size = list(shapes[0][index])
         size[dim] = batch.rows.size(batch.batch_dim)
-        made = made.reshape(size)  # a single row's dimension may have been squeezed away
+        if list(made.shape) != size:  # a single row's dimension may have been squeezed away
+            made = made.reshape(size)
         if one_of_many:
             return defer(made, batch.sizes, dim, any(each.allows_reordered_sum for each in found), tokens_of(found))
         return defer_from(batch, made, dim, functools.partial(of_whole, index))
