@@ -45,7 +45,7 @@ def _values(facts: Facts, name: ast.Name) -> list[ast.Assign]:
     stores = [n for n in facts.stores.get(wanted, ()) if isinstance(n, ast.Name) and _is_of(facts, n, scope)]
     found = [above for n in stores if isinstance(above := facts.source.parent(n), ast.Assign) and n in above.targets]
     is_all = len(found) == len(stores) and not _is_set_from_outside(facts, target)
-    return found if is_all and not any(_is_filled(facts, n) for n in stores) else []
+    return found if is_all and not any(is_filled(facts, n) for n in stores) else []
 
 
 def _is_set_from_outside(facts: Facts, target: object) -> bool:
@@ -63,10 +63,10 @@ def _is_of(facts: Facts, name: ast.Name, scope: ast.AST) -> bool:
     )
 
 
-def _is_filled(facts: Facts, name: ast.Name) -> bool:
+def is_filled(facts: Facts, name: ast.Name) -> bool:
     """Whether what a name holds gets its contents later: `ids = []`, and then `ids.append(0)`."""
     value = facts.source.parent(name)
-    if not isinstance(value, ast.Assign) or not isinstance(value.value, (ast.List, ast.Dict, ast.Call)):
+    if not isinstance(value, ast.Assign) or not isinstance(value.value, (ast.List, ast.ListComp, ast.Dict, ast.Call)):
         return False
     scope = facts.source.scope(name)
     used = (n for n in facts.source.nodes if isinstance(n, ast.Name) and n.id == name.id)

@@ -11,6 +11,7 @@ from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.visible import means_all
 from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.source.nodes import names_in
 
 _ASKS = ("torch.cuda.device_count", "torch.accelerator.device_count")
 
@@ -260,11 +261,9 @@ def _whether_any(facts: Facts, call: ast.Call) -> bool:
 
 def _kept(facts: Facts, value: ast.expr) -> list[ast.expr]:
     """Where a value is used that is kept under a name, or as an attribute that the program sets nowhere else."""
-    above = facts.source.parent(value)
-    target = above.targets[0] if isinstance(above, ast.Assign) and len(above.targets) == 1 else None
+    target = _target(facts, value)
     if isinstance(target, ast.Name):
-        same = (n for n in facts.source.nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
-        return [n for n in same if n.id == target.id and only_value(facts, n) is value]
+        return [n for n in _loads(facts, target.id) if only_value(facts, n) is value]
     if not isinstance(target, ast.Attribute):
         return []
     parts = [n for n in facts.source.nodes if isinstance(n, ast.Attribute) and n.attr == target.attr]
@@ -274,20 +273,27 @@ def _kept(facts: Facts, value: ast.expr) -> list[ast.expr]:
 
 def _is_unread(facts: Facts, value: ast.expr) -> bool:
     """Whether nothing reads a value that a function keeps: its name is only given to parameters that nothing reads."""
-    above = facts.source.parent(value)
-    is_kept = isinstance(above, ast.Assign) and above.value is value and len(above.targets) == 1
-    name = above.targets[0] if isinstance(above, ast.Assign) and is_kept else None
-    function = facts.source.function(value)
+    name, function = _target(facts, value), facts.source.function(value)
     if function is None or not isinstance(name, ast.Name) or name.id not in facts.source.local_names(function):
         return False
-    loads = (n for n in facts.source.nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
-    for call, use in ((facts.source.parent(n), n) for n in loads if n.id == name.id):
+    for use in _loads(facts, name.id):
+        call = facts.source.parent(use)
         given = facts.resolver.arguments(call) if isinstance(call, ast.Call) else ()
-        taking = [(function, parameter) for function, parameter, argument in given if argument is use]
-        names = ((n.id, parameter) for f, parameter in taking for n in ast.walk(f) if isinstance(n, ast.Name))
-        if not taking or any(one == other for one, other in names):
+        taking = [(taker, parameter) for taker, parameter, argument in given if argument is use]
+        if not taking or any(parameter in names_in(taker) for taker, parameter in taking):
             return False
     return True
+
+
+def _target(facts: Facts, value: ast.expr) -> ast.expr | None:
+    """What alone a value is kept as."""
+    above = facts.source.parent(value)
+    return above.targets[0] if isinstance(above, ast.Assign) and len(above.targets) == 1 else None
+
+
+def _loads(facts: Facts, name: str) -> list[ast.Name]:
+    names = (n for n in facts.source.nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
+    return [n for n in names if n.id == name]
 
 
 def _is_index(facts: Facts, count: ast.expr) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from dp2ddp.analysis.bound_once import is_filled
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Done, Finding, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
@@ -64,6 +65,8 @@ resize = transforms.Scale(256)
 names = iter(["a", "b"]).next()
 its = [iter(names) for _ in range(2)]
 pair = [its[i].next() for i in range(2)]
+its = iter(names)
+letter = its.next()
 net = nn.DataParallel(nn.Linear(4, 2))
 """,
             after="""\
@@ -75,6 +78,8 @@ resize = transforms.Resize(256)
 names = next(iter(["a", "b"]))
 its = [iter(names) for _ in range(2)]
 pair = [next(its[i]) for i in range(2)]
+its = iter(names)
+letter = next(its)
 net = ddp.wrap_model(nn.Linear(4, 2))
 """,
         ),
@@ -96,6 +101,9 @@ class Prefetcher:
         return x
 
 print(Prefetcher().next())
+both = [iter([x])]
+both.append(Prefetcher())
+print(both[1].next())
 """),
     )
 
@@ -145,18 +153,20 @@ def _is_iterator(facts: Facts, node: ast.expr) -> bool:
     """Whether a value is what `iter` gives, for sure: a class may have a `next` of its own."""
     if isinstance(node, ast.Subscript):  # `its[i].next()`, of a list of them
         lists = facts.provenance.of(node.value)
-        made = [part for each in lists for part in _elements(each)]
+        made = [part for each in lists for part in _elements(facts, each)]
     else:  # (a list by the same name has no `next`)
         made = [each for each in facts.provenance.of(node) if not isinstance(each, (ast.Constant, ast.ListComp))]
     calls = [facts.names.qualified(each.func) for each in made if isinstance(each, ast.Call)]
     return len(calls) == len(made) and set(calls) == {"builtins.iter"}
 
 
-def _elements(node: ast.expr) -> list[ast.expr]:
-    """What a list is written with; another expression itself."""
-    if isinstance(node, ast.ListComp):
-        return [node.elt]
-    return node.elts if isinstance(node, ast.List) else [node, node]
+def _elements(facts: Facts, node: ast.expr) -> list[ast.expr]:
+    """What a list is written with; itself where that isn't all that it holds, and another expression."""
+    kept = facts.source.parent(node)
+    names = kept.targets if isinstance(kept, ast.Assign) else []
+    if any(isinstance(each, ast.Name) and is_filled(facts, each) for each in names):
+        return [node]
+    return [node.elt] if isinstance(node, ast.ListComp) else getattr(node, "elts", [node])
 
 
 def _is_off(facts: Facts, node: ast.AST) -> bool:

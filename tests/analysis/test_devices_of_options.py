@@ -277,6 +277,7 @@ def test_a_gpu_that_is_picked_where_nothing_is_wrapped_is_left_as_it_is(between:
     moves = "x = torch.ones(4, 2).cuda(args.gpu, non_blocking=True).to(args.gpu)\n"
     picks = (
         f"    torch.cuda.set_device(args.gpu)\n    {between}\n    net.cuda(args.gpu)\n    at = f'cuda:{{args.gpu}}'\n"
+        "    there = torch.device(f'cuda:{args.gpu}')\n"
     )
     wraps = f"{_ARGS}print(1)\nnet = nn.Linear(2, 2)\nif args.gpu is None:\n    net = nn.DataParallel(net)\nelse:\n"
     new = convert_source(_HEAD + wraps + picks + moves, "train.py", Options()).new_text
@@ -284,15 +285,22 @@ def test_a_gpu_that_is_picked_where_nothing_is_wrapped_is_left_as_it_is(between:
     assert (picks + moves in new) == (not between)
 
 
-def test_what_uses_cuda_while_it_is_imported_stands_below_the_runtime() -> None:
+@pytest.mark.parametrize("line", ["torch.cuda.device_count()", "torch.zeros(1).cuda()"])
+def test_what_uses_cuda_while_it_is_imported_stands_below_the_runtime(line: str) -> None:
     """A rank has to see its own GPU first: the script makes others visible before that."""
-    lib = "import torch\nif torch.cuda.is_available():\n    torch.zeros(1).cuda()\n"
+    lib = f"import torch\nx = {line}\n"
     train = (
-        "import os\nimport sys\nsys.path.append(os.getcwd())\nos.environ['CUDA_VISIBLE_DEVICES'] = '1,0'\n"
-        "from torch import nn\nimport lib\n\nnet = nn.DataParallel(nn.Linear(2, 2))\n"
+        "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '1,0'\nfrom torch import nn\nimport lib\n\n"
+        "net = nn.DataParallel(nn.Linear(2, 2))\n"
     )
     new = convert_files({"train.py": train, "lib.py": lib}, ["train.py"], Options())["train.py"].new_text
     assert "import dp2ddp_runtime as ddp\nimport lib\n\nddp.setup" in new
+
+
+def test_the_folder_that_a_script_is_started_in_can_be_asked_for_before() -> None:
+    script = f"import sys\n{_HEAD}sys.path.append(os.getcwd())\nimport nets\n\nprint(1)\n"
+    new = convert_source(f"{script}net = nn.DataParallel(nn.Linear(4, 2))\n", "train.py", Options()).new_text
+    assert "ddp.setup()\nprint(1)\n" in new
 
 
 _AS_IMAGENET_S_EXAMPLE = """\
@@ -351,6 +359,17 @@ def test_a_gpu_that_is_picked_beside_ddp_of_which_is_decided_below_the_start() -
             "    print(args.n)\nmain()\n",
             "n = args.n = ddp.device_count()\n",
         ),
+        (
+            "def main():\n    n = torch.cuda.device_count()\n    work(n)\ndef work(m):\n    def inner():\n"
+            "        print(m)\n    net = nn.DataParallel(nn.Linear(4, 2))\n    inner()\nmain()\n",
+            "    n = ddp.device_count()\n",
+        ),
+        (
+            "def main():\n    global n\n    n = torch.cuda.device_count()\n    net = nn.DataParallel(nn.Linear(4, 2))\n"
+            "main()\n",
+            "    n = ddp.device_count()\n",
+        ),
+        ("n = torch.cuda.device_count()\nnet = nn.DataParallel(nn.Linear(4, 2))\n", "n = ddp.device_count()\n"),
         (
             "def one(net):\n    return nn.DataParallel(net)\ndef two(net):\n    return nn.DataParallel(net, [0, 1])\n"
             "net = nn.Linear(4, 2)\nif args.a:\n    net = one(net)\nelif args.b:\n    net = two(net)\n",

@@ -35,6 +35,19 @@ IDLE = {
         "use = False\nif torch.cuda.is_available():\n    use = True\nif use:\n    net = {}\nprint(net)\n",
         False,
     ),
+    "a flag that is set to that first": (
+        "if torch.cuda.is_available():\n    use = True\nuse = False\nif use:\n    net = {}\nprint(net)\n",
+        True,
+    ),
+    "a flag that a loop sets, too": (
+        "use = torch.cuda.is_available()\nfor use in net.many(): pass\nif use:\n    net = {}\nprint(net)\n",
+        True,
+    ),
+    "a function that may return before": (
+        "def build(net):\n    if net.many():\n        net = {}\n    else:\n        return net\n    return net.big()\n"
+        "net = build(net)\nprint(net)\n",
+        True,
+    ),
     "a flag of something else": (
         "use = False\nif net.many():\n    use = True\nif use:\n    net = {}\nprint(net)\n",
         True,
@@ -53,6 +66,17 @@ def test_processes_that_may_have_nothing_to_do_are_released_behind_the_wraps(way
     if is_released:
         before = next(line for line in new.splitlines() if "wrap_model(" in line)
         assert before in new.partition("ddp.release_idle()")[0]
+
+
+def test_what_ends_the_function_without_a_wrap_is_no_condition() -> None:
+    """Where it would be a long one: nothing of the program is behind it."""
+    names = " or ".join(f"args.net == 'a rather long name {n}'" for n in range(3))
+    script = (
+        f"def main():\n    if {names}:\n        net = nn.DataParallel(nn.Linear(4, 2))\n    else:\n        return\n"
+    )
+    new = convert_source(f"{_HEAD}{script}    print(net)\n\nmain()\n", "train.py", Options()).new_text
+    assert "ddp.setup()\n" in new
+    assert "release_idle" not in new
 
 
 def test_processes_are_released_where_no_other_script_has_wraps_to_come() -> None:

@@ -69,9 +69,7 @@ class Effects:
                 yield from self.loops.reached(node)
 
     def before_which_to_import(self, block: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-        """Statements of `block` that use CUDA, which a rank has to keep from seeing others' GPUs; and the
-        imports of modules that print.
-        """
+        """The statements of `block` that use CUDA, where a rank has to see its GPU alone; and imports that print."""
         for statement in block:
             called = [node.func for node in self.runs(statement) if isinstance(node, ast.Call)]
             paths = [self.names.qualified(func) or "" for func in called]
