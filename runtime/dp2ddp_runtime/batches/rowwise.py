@@ -146,7 +146,7 @@ def _copied(func: Any, args: Any, kwargs: Any) -> Any:
     if func is torch.Tensor.contiguous and batch.batch_dim:  # a copy or not: that is for the whole batch to say
         return defer_from(batch, rows, batch.batch_dim, of)
     if func is torch.Tensor.contiguous and rows is batch.rows and not _is_dense(batch):
-        rows = rows.clone()
+        rows = rows.clone(**{"memory_format": torch.contiguous_format, **kwargs})
     return _made(batch, rows, batch.batch_dim, of) if isinstance(rows, torch.Tensor) else rows
 
 
