@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 #: By folder. Raise one only with a reason in the commit, and lower it where lines went.
 LIMITS = {
     "dp2ddp": 475,
-    "dp2ddp/analysis": 7_680,
+    "dp2ddp/analysis": 7_720,
     "dp2ddp/codemods": 175,
     "dp2ddp/command": 700,
     "dp2ddp/convert": 2_770,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Collection, Hashable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dp2ddp.analysis.launch.placement import Launch
@@ -44,8 +43,8 @@ def is_changed(
     held = Held(facts, launch, expression)
     if not held.read:
         return False
-    between = facts.before.nodes(replace(launch, statement=facts.source.statement(place)))
-    written = (node for node in between - facts.before.nodes(launch) if held.is_written(node) and not stays(node))
+    between = facts.before.writing_between(launch, facts.source.statement(place))
+    written = (node for node in between if held.is_written(node) and not stays(node))
     return any(facts.runs_on_gpus(launch, node) for node in written)
 
 
@@ -97,9 +96,8 @@ class Held:
 
     def _keeps(self, func: ast.Attribute) -> bool:
         """Whether what is called is no method, but kept in one of the objects: `args.kind = Loss`."""
-        attributes = (node for node in self._facts.source.nodes if isinstance(node, ast.Attribute))
-        alike = (node for node in attributes if node.attr == func.attr and isinstance(node.ctx, ast.Store))
-        return any(self._is_part(node.value) for node in alike)
+        stores = (node for node in self._facts.stores.get(func.attr, ()) if isinstance(node, ast.Attribute))
+        return any(self._is_part(node.value) for node in stores)
 
     def _call_writes(self, call: ast.Call) -> bool:
         facts, func = self._facts, call.func

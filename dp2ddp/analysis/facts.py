@@ -11,7 +11,7 @@ from operator import or_
 from dp2ddp.analysis.beside_ddp import placed
 from dp2ddp.analysis.catalogue import Catalogue
 from dp2ddp.analysis.changes import binding, handed_on
-from dp2ddp.analysis.control.callers import Callers, NeedingAll
+from dp2ddp.analysis.control.callers import Callers, ComingTo
 from dp2ddp.analysis.control.loops import DataLoop, Loops
 from dp2ddp.analysis.control.reached import Running
 from dp2ddp.analysis.dataflow.provenance import Provenance
@@ -276,12 +276,12 @@ class Facts:
         return Callers(self.source, self.resolver)
 
     @cached_property
-    def needing_all(self) -> NeedingAll:
+    def needing_all(self) -> ComingTo:
         """What takes all ranks."""
         found: set[ast.AST] = {c for c in self.source.calls if self.resolver.holds(c.func, Wrapped)}
         found.update(loop.node for loop in self.model_loops)
         found.update(wrap.call for wrap in self.wraps.models)
-        return NeedingAll(self.callers, found | {*self.wraps.functional, *self.wraps.values})
+        return ComingTo(self.callers, found | {*self.wraps.functional, *self.wraps.values})
 
     @cached_property
     def provenance(self) -> Provenance:

@@ -112,8 +112,7 @@ class OnGpus:
         return self._value(only_value(self._facts, node) or switched(self._facts, node))
 
     def _attribute(self, node: ast.Attribute) -> Any:
-        stores = [n for n in self._facts.source.nodes if isinstance(n, ast.Attribute) and n.attr == node.attr]
-        stores = [each for each in stores if isinstance(each.ctx, ast.Store)]
+        stores = [n for n in self._facts.stores.get(node.attr, ()) if isinstance(n, ast.Attribute)]
         above = self._facts.source.parent(stores[0]) if len(stores) == 1 else None
         if isinstance(above, ast.Assign) and ast.unparse(stores[0]) == ast.unparse(node):  # args.n_gpu = device_count()
             if not all(map(self.is_true, terms(self._facts.source, above))):

@@ -157,9 +157,8 @@ class _Told:
         family = {base for one in (owner, *classes.derived(owner)) for base in classes.lineage(one)}
         stores = {
             other: _owner(self._facts, other)
-            for other in self._facts.source.nodes
-            if isinstance(other, ast.Attribute) and other.attr == node.attr and isinstance(other.ctx, ast.Store)
-            if self._facts.comes_to(self._launch, other)
+            for other in self._facts.stores.get(node.attr, ())
+            if isinstance(other, ast.Attribute) and self._facts.comes_to(self._launch, other)
         }
         own = [other for other, of in stores.items() if of in family]
         earlier = self._facts.before.nodes(self._launch)

@@ -38,20 +38,20 @@ class Callers:
         return [above for node in nodes for above in self.source.ancestors(node) if isinstance(above, FUNCTIONS)]
 
 
-class NeedingAll:
-    """What takes all ranks: wraps, calls of wrapped models, loops over loaders, and whatever comes to them."""
+class ComingTo:
+    """Places, such as those that take all ranks, and whatever comes to them: `functions` are those that do."""
 
     def __init__(self, callers: Callers, nodes: Collection[ast.AST]) -> None:
         self.nodes = nodes
         self._callers = callers
-        self._functions = callers.coming_to(nodes)
+        self.functions = callers.coming_to(nodes)
 
     def inside(self, *roots: ast.AST) -> bool:
-        """Whether something in `roots`, or in what they call, takes all ranks."""
+        """Whether one of the places is in `roots`, or in what they call."""
         return any(self._is_one(node) for root in roots for node in ast.walk(root))
 
     def _is_one(self, node: ast.AST) -> bool:
         if node in self.nodes:
             return True
         called = self._callers.resolver.functions_called(node) if isinstance(node, ast.Call) else []
-        return any(function.definition in self._functions for function in called)
+        return any(function.definition in self.functions for function in called)

@@ -57,6 +57,7 @@ class Loops:
         self.names = names
         self.resolver = resolver
         self._walked: dict[FunctionNode, list[ast.AST]] = {}
+        self._callees: dict[ast.AST, list[FunctionNode]] = {}  # of a function
         self.data_loops: list[DataLoop] = []
         self.irregular: list[ast.expr] = []  # other ways of drawing batches: next(...), zip(...), generators
         self.given_away: list[ast.AST] = []  # calls of what isn't known with a loader, and stores in it
@@ -171,10 +172,15 @@ class Loops:
         for root in closure(roots, self._called_in):
             yield from self._inside(root)
 
-    def _called_in(self, root: ast.AST) -> Iterator[ast.AST]:
+    def _called_in(self, root: ast.AST) -> list[FunctionNode]:
         """The script's functions that are called in a node."""
-        calls = (node for node in self._inside(root) if isinstance(node, ast.Call))
-        return (function.definition for call in calls for function in self.resolver.functions_called(call))
+        known = self._callees.get(root)
+        if known is None:
+            calls = (node for node in self._inside(root) if isinstance(node, ast.Call))
+            known = [each.definition for call in calls for each in self.resolver.functions_called(call)]
+            if isinstance(root, FUNCTIONS):
+                self._callees[root] = known
+        return known
 
     def _inside(self, root: ast.AST) -> Iterable[ast.AST]:
         """A node and all in it; functions are kept, as many questions come by them."""

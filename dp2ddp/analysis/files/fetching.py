@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from itertools import takewhile
 from operator import is_not
 
-from dp2ddp.analysis.control.callers import Callers, NeedingAll
+from dp2ddp.analysis.control.callers import Callers, ComingTo
 from dp2ddp.analysis.control.loops import Loops
 from dp2ddp.analysis.files.listings import Listings
 from dp2ddp.analysis.files.writers import Writers
@@ -58,7 +58,7 @@ class Fetching:
         listings: Listings,
         writers: Writers,
         callers: Callers,
-        needing_all: NeedingAll,
+        needing_all: ComingTo,
         is_temporary: Callable[[ast.expr], bool],
     ) -> None:
         self.source = loops.source

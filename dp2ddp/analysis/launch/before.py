@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from functools import cached_property
 
-from dp2ddp.analysis.control.callers import Callers
+from dp2ddp.analysis.control.callers import Callers, ComingTo
 from dp2ddp.analysis.control.loops import Loops
 from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.source.nodes import is_main_guard
 from dp2ddp.source.program import FUNCTIONS, FunctionNode, ParsedProgram
+
+_LOAD = ast.Load()
 
 
 class BeforeLaunch:
@@ -22,10 +25,29 @@ class BeforeLaunch:
         self.resolver = loops.resolver
         self._known: dict[tuple[ast.Module, ast.stmt], set[ast.AST]] = {}  # what runs before a launch
         self._ran: dict[ast.stmt, set[ast.AST]] = {}  # what a statement runs
+        self._coming: dict[ast.stmt, ComingTo] = {}  # what comes to a launch
+        self._between: dict[tuple[ast.Module, ast.stmt, ast.stmt], set[ast.AST]] = {}
+        self._all: dict[tuple[tuple[ast.Module, ast.stmt], ...], set[ast.AST]] = {}
 
     def nodes(self, *launches: Launch) -> set[ast.AST]:
         """What runs before the processes start: in the scripts, and while modules are imported."""
-        return self._imported.union(*(self.up_to(each.entry, each.statement) for each in launches if each.statement))
+        places = tuple((each.entry, each.statement) for each in launches if each.statement)
+        if places not in self._all:
+            self._all[places] = self._imported.union(*(self.up_to(*place) for place in places))
+        return self._all[places]
+
+    def writing_between(self, launch: Launch, later: ast.stmt) -> set[ast.AST]:
+        """The calls, and what is written to, behind the place where the processes start and before a later one."""
+        assert launch.statement is not None
+        key = (launch.entry, launch.statement, later)
+        if key not in self._between:
+            self._between[key] = self._writing & self.nodes(replace(launch, statement=later)) - self.nodes(launch)
+        return self._between[key]
+
+    @cached_property
+    def _writing(self) -> set[ast.AST]:
+        stores = {n for n in self.source.nodes if not isinstance(getattr(n, "ctx", _LOAD), ast.Load)}
+        return stores.union(self.source.calls)
 
     def up_to(self, entry: ast.Module, start: ast.stmt) -> set[ast.AST]:
         """What of a script runs before it comes to the statement `start`."""
@@ -72,16 +94,22 @@ class BeforeLaunch:
         if isinstance(statement, ast.If):
             found.update(self.loops.reached(statement.test))
             for block in (statement.body, statement.orelse):
-                if start in set(self.loops.reached(*block)):
+                if self._comes_to(start).inside(*block):
                     self._run(block, start, found, around)
             return
         calls = [n for n in ast.walk(statement) if isinstance(n, ast.Call)]
         entered = ((call, called.definition) for call in calls for called in self.resolver.functions_called(call))
-        inner = next(((c, f) for c, f in entered if f not in around and start in set(self.loops.reached(f))), None)
+        coming = self._comes_to(start).functions
+        inner = next(((c, f) for c, f in entered if f not in around and f in coming), None)
         is_simple = getattr(statement, "value", None) is not None  # of `main(parse())` the call that is entered
         found.update(ast.walk(inner[0] if inner is not None and is_simple else statement))
         if inner is not None:
             self._run(inner[1].body, start, found, around | {inner[1]})
+
+    def _comes_to(self, start: ast.stmt) -> ComingTo:
+        if start not in self._coming:
+            self._coming[start] = ComingTo(self.callers, [start])
+        return self._coming[start]
 
 
 def _run_at_once(statement: ast.stmt) -> list[ast.AST]:

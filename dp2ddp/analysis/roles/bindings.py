@@ -9,10 +9,10 @@ from dp2ddp.source.program import FunctionNode, ParsedProgram
 
 
 class Bindings:
-    """The roles of all that a script binds. They only grow; `changed` tells whether they did since it was reset."""
+    """The roles of all that a script binds. They only grow; `changes` counts how often they did."""
 
     def __init__(self, source: ParsedProgram) -> None:
-        self.changed = False
+        self.changes = 0
         self._source = source
         self._variables: dict[tuple[ast.AST, str], frozenset[Role]] = {}
         self._attributes: dict[tuple[ast.ClassDef, str], frozenset[Role]] = {}
@@ -33,11 +33,15 @@ class Bindings:
         scope: ast.AST = self._source.scope(node)
         if name in self._globals.get(scope, ()):
             scope = self._source.module(node)
-        self._variables[scope, name] = self._joined(self.named(scope, name), roles)
+        self._bind_name(scope, name, roles)
 
     def bind_parameter(self, function: FunctionNode, name: str, roles: frozenset[Role]) -> None:
         """A function's parameter holds `roles` too."""
-        self._variables[function, name] = self._joined(self.named(function, name), roles)
+        self._bind_name(function, name, roles)
+
+    def _bind_name(self, scope: ast.AST, name: str, roles: frozenset[Role]) -> None:
+        self.changes += (scope, name) not in self._variables  # it hides what the scopes around have by this name
+        self._variables[scope, name] = self._joined(self.named(scope, name), roles)
 
     def bind_attribute(self, definition: ast.ClassDef, name: str, roles: frozenset[Role]) -> None:
         """An attribute of a class's objects holds `roles` too."""
@@ -87,5 +91,5 @@ class Bindings:
         if new <= old:
             return old
         joined = merge(old | new)
-        self.changed |= joined != old
+        self.changes += joined != old
         return joined

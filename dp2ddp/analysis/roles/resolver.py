@@ -62,10 +62,10 @@ class Resolver(Values):
         self._bind_definitions()
         flowing = [node for node in self.source.nodes if isinstance(node, _FLOWING)]
         for _ in range(_ROUNDS):
-            self.bindings.changed = False
+            before = self.bindings.changes
             for node in flowing:
                 self._flow(node)
-            if not self.bindings.changed:
+            if self.bindings.changes == before:
                 return
 
     def _bind_definitions(self) -> None:

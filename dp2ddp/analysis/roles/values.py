@@ -45,22 +45,20 @@ class Values:
         self.classes = Classes(source, names, self.roles)
         self._settled = False  # whether `bindings` will stay as they are
         self._final: dict[ast.AST, frozenset[Role]] = {}
-        # Until then, what was found for one question; without it each level of `x[0][0][0]` would be asked for twice.
-        self._now: dict[ast.AST, frozenset[Role]] = {}
-        self._asked = 0  # how many questions lead to the one that is open
+        self._now: dict[ast.AST, frozenset[Role]] = {}  # until then: what was found with the bindings as they are
+        self._found_with = 0
         self._called: dict[ast.Call, list[Function]] = {}
         self._selves: dict[FunctionNode, tuple[str | None, frozenset[Role]]] = {}
 
     def roles(self, node: ast.AST) -> frozenset[Role]:
         """The roles that an expression can play."""
+        if self._found_with != self.bindings.changes:
+            self._now.clear()
+            self._found_with = self.bindings.changes
         known = self._final if self._settled else self._now
         found = known.get(node)
         if found is None:
-            self._asked += 1
             found = known[node] = self._found(node)
-            self._asked -= 1
-            if not self._asked:
-                self._now.clear()
         return found
 
     def _found(self, node: ast.AST) -> frozenset[Role]:

@@ -184,13 +184,15 @@ class Replicas:
         path = self._names.qualified(call.func)
         if path is not None:
             return path.rsplit(".", 1)[-1] == _PATCH
-        return any(self._exchanges_replicate(f.definition) for f in self._resolver.functions_called(call))
+        return any(f.definition in self._exchanging for f in self._resolver.functions_called(call))
 
-    def _exchanges_replicate(self, function: FunctionNode) -> bool:
-        """Whether a function sets `replicate` of what it is given."""
-        parameters = {argument.arg for argument in function.args.args}
-        stores = (n for n in ast.walk(function) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store))
-        return any(n.attr == "replicate" and isinstance(n.value, ast.Name) and n.value.id in parameters for n in stores)
+    @cached_property
+    def _exchanging(self) -> set[FunctionNode]:
+        """The functions that set `replicate` of what they are given."""
+        named = (n for n in self._source.nodes if isinstance(n, ast.Attribute) and n.attr == "replicate")
+        given = [n for n in named if isinstance(n.ctx, ast.Store) and isinstance(n.value, ast.Name)]
+        around = ((n, f) for n in given for f in self._source.ancestors(n) if isinstance(f, FUNCTIONS))
+        return {f for n, f in around if ast.unparse(n.value) in {argument.arg for argument in f.args.args}}
 
     def _unit(self, node: ast.AST) -> _Unit | None:
         """The class or function that a call stands in; None for one derived from DataParallel, which is a wrap."""
