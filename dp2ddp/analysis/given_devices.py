@@ -159,10 +159,10 @@ def _led_to(facts: Facts, launch: Launch, node: ast.AST) -> list[ast.AST]:
         if function is facts.source.function(launch.statement):
             return led
         calls = [call for call in facts.callers.of(function) if facts.comes_to(launch, call)]
-        if len(calls) != 1:
+        if len({_whole(facts, call) for call in calls}) != 1:  # both branches of an `if` may call it
             return []
         passed.add(function)
-        node = calls[0]
+        node = calls[0] if len(calls) == 1 else _whole(facts, calls[0])
         led.append(node)
 
 

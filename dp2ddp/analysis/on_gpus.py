@@ -13,7 +13,8 @@ from dp2ddp.analysis.control.conditions import joined, negated, terms
 from dp2ddp.analysis.device_names import counts_visible
 from dp2ddp.analysis.launch.effects import ASKS_TORCH
 from dp2ddp.analysis.launch.placement import Launch
-from dp2ddp.analysis.visible import DEVICE_COUNTS, means_all
+from dp2ddp.analysis.visible import DEVICE_COUNTS, given_by, means_all, stores_of
+from dp2ddp.source.nodes import parameters
 
 if TYPE_CHECKING:
     from dp2ddp.analysis.facts import Facts
@@ -109,7 +110,15 @@ class OnGpus:
         return node.value
 
     def _name(self, node: ast.Name) -> Any:
-        return self._value(only_value(self._facts, node) or switched(self._facts, node))
+        held = only_value(self._facts, node) or switched(self._facts, node)
+        function = self._facts.source.function(node)
+        if held is not None or function is None or node.id not in parameters(function):
+            return self._value(held)
+        calls = self._facts.callers.of(function)
+        given = {self._value(given_by(self._facts, call, function, node.id)) for call in calls}
+        if len(given) != 1 or stores_of(ast.walk(function), node.id):
+            raise _UnknownError
+        return given.pop()
 
     def _attribute(self, node: ast.Attribute) -> Any:
         stores = [n for n in self._facts.stores.get(node.attr, ()) if isinstance(n, ast.Attribute)]

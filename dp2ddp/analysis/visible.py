@@ -100,7 +100,7 @@ class _Told:
         self._asked.pop()
         function = self._facts.source.function(node)
         if isinstance(node, ast.Name) and function is not None and node.id in all_parameters(function):
-            stores = [n for n in _stores(ast.walk(function), node.id) if not _is_given_back(self._facts, n)]
+            stores = [n for n in stores_of(ast.walk(function), node.id) if not _is_given_back(self._facts, n)]
             if stores and not _are_clipping(self._facts, stores):
                 return None
             found = [None if each is None else _clipped(each) for each in found] if stores else found
@@ -121,13 +121,13 @@ class _Told:
         function = self._facts.source.function(node)
         if function is not None and node.id in all_parameters(function):
             calls = [c for c in self._facts.callers.of(function) if self._facts.comes_to(self._launch, c)]
-            return [self._given(call, function, node.id) for call in calls]
+            return [given_by(self._facts, call, function, node.id) for call in calls]
         return [only_value(self._facts, node) or self._given_back(node)]
 
     def _given_back(self, name: ast.Name) -> ast.expr | None:
         """What a function of the script returns in the place of a name: `device, ids = prepare_device(args.n)`."""
         scope = self._facts.source.scope(name)
-        own = [n for n in _stores(self._facts.source.nodes, name.id) if self._facts.source.scope(n) is scope]
+        own = [n for n in stores_of(self._facts.source.nodes, name.id) if self._facts.source.scope(n) is scope]
         pair = self._facts.source.parent(own[0]) if len(own) == 1 else None
         whole = self._facts.source.parent(pair) if isinstance(pair, ast.Tuple) else None
         call = whole.value if isinstance(whole, ast.Assign) else None
@@ -139,15 +139,6 @@ class _Told:
         if not isinstance(pair, ast.Tuple) or not isinstance(value, ast.Tuple) or len(value.elts) != len(pair.elts):
             return None
         return value.elts[pair.elts.index(own[0])]
-
-    def _given(self, call: ast.Call, function: FunctionNode, name: str) -> ast.expr | None:
-        arguments = self._facts.resolver.arguments(call)
-        given = {parameter: value for callee, parameter, value in arguments if callee is function}
-        whole = [given for given in call.keywords if given.arg is None]
-        value = given.get(name) if not whole else None
-        if value is None and not whole:
-            value = dict(defaults(function.args)).get(name)
-        return None if isinstance(value, ast.Starred) else value
 
     def _kept(self, node: ast.Attribute) -> list[ast.expr | None]:
         """All that `self.x` is set to, by what the object may be: of the class, of one that derives from it."""
@@ -170,6 +161,16 @@ class _Told:
         return [None] if others else [*values] or [None]
 
 
+def given_by(facts: Facts, call: ast.Call, function: FunctionNode, name: str) -> ast.expr | None:
+    """What a call of a function gives to a parameter, or else its default; None for what can't be told."""
+    if any(each.arg is None for each in call.keywords):
+        return None
+    arguments = facts.resolver.arguments(call)
+    given = {parameter: value for callee, parameter, value in arguments if callee is function}
+    value = given.get(name) or dict(defaults(function.args)).get(name)
+    return None if isinstance(value, ast.Starred) else value
+
+
 def _is_given_back(facts: Facts, store: ast.Name) -> bool:
     """Whether a name is set to what a function of the script returns: always what it was given by this name."""
     assigned = facts.source.parent(store)
@@ -180,7 +181,7 @@ def _is_given_back(facts: Facts, store: ast.Name) -> bool:
 
     def gives_back(function: FunctionNode) -> bool:
         returned = [n.value for n in ast.walk(function) if isinstance(n, (ast.Return, ast.Yield, ast.YieldFrom))]
-        names = [name for callee, name in given if callee is function and not _stores(ast.walk(function), name)]
+        names = [name for callee, name in given if callee is function and not stores_of(ast.walk(function), name)]
         return any(bool(returned) and all(_is_name(value, name) for value in returned) for name in names)
 
     return bool(called) and all(gives_back(each.definition) for each in called)
@@ -218,7 +219,8 @@ def _compares(facts: Facts, test: ast.expr, how: type[ast.cmpop], other: str) ->
     return is_it and _is_count(facts, left) and ast.unparse(right) == other
 
 
-def _stores(nodes: Iterable[ast.AST], name: str) -> list[ast.Name]:
+def stores_of(nodes: Iterable[ast.AST], name: str) -> list[ast.Name]:
+    """Where a name is set among some nodes."""
     return [n for n in nodes if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)]
 
 

@@ -141,7 +141,7 @@ class Job:
         outcome: what became of the programs.
         warnings: what else the user should know of files.
         commands: the names of the commands that start scripts.
-        touched: other scripts of the directory that import files that changed, and which.
+        touched: other scripts of the directory that import files that import the runtime now, and which.
     """
 
     request: Request
@@ -276,7 +276,7 @@ def _of_directory(request: Request) -> Job:
         job.warnings += chosen.hidden(outcome.conversions)
         left_alone = {path for program, _ in outcome.refused for path in (program.entry, *program.files)}
         job.warnings += chosen.left({*outcome.conversions, *left_alone})
-        job.touched = entries.importing(sources, layout, outcome.changed(), outcome.entries())
+        job.touched = entries.importing(sources, layout, outcome.needing_runtime(), outcome.entries())
     return job
 
 

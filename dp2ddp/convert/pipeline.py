@@ -175,20 +175,24 @@ def _refuse(source: ParsedProgram, options: Options) -> None:
             refusals.refuse(file, runs, others=[other for other in source.files if other is not file])
         except BadInput as error:
             found = _beside_ddp(source, options) if beside else []
-            if not found:
+            if found == []:
                 raise
-            told = "; and ".join(found)
             start = refusals.how_to_start(source.files)
-            todo = f"{start}; --allow-ddp converts what is beside it once this is mended: {told}"
+            if found is None:
+                todo = f"{start}; there is no nn.DataParallel to convert beside it"
+            else:
+                todo = f"{start}; --allow-ddp converts what is beside it once this is mended: {'; and '.join(found)}"
             raise BadInput(error.file, line=error.line, what=error.what, todo=todo) from None
 
 
-def _beside_ddp(source: ParsedProgram, options: Options) -> list[str]:
-    """All that keeps a program from being converted with --allow-ddp."""
+def _beside_ddp(source: ParsedProgram, options: Options) -> list[str] | None:
+    """All that keeps a program from being converted with --allow-ddp; None where there is nothing to convert."""
     try:
         planned = plan(source, replace(options, allow_ddp=True))
     except BadInput as error:
         return [str(error)]
+    if not planned.edits and not planned.notes:
+        return None
     notes = planned.notes if planned.refused else ()
     return [in_brief(note, source.where_line(note.span.start.line)) for note in notes]
 

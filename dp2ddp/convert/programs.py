@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from dp2ddp import RUNTIME_PACKAGE
 from dp2ddp.convert import pipeline
 from dp2ddp.convert.pipeline import Conversion
 from dp2ddp.errors import BadInput
@@ -94,6 +95,10 @@ class Outcome:
     def changed(self) -> list[str]:
         """The files that are to be written anew, sorted."""
         return sorted(path for path, conversion in self.conversions.items() if conversion.changed)
+
+    def needing_runtime(self) -> list[str]:
+        """Those of them that import the runtime, sorted."""
+        return [path for path in self.changed() if RUNTIME_PACKAGE in self.conversions[path].new_text]
 
 
 def root_of(scripts: Sequence[Path]) -> Path:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
-from dp2ddp.source.nodes import is_main_guard
+from dp2ddp.source.nodes import argument, is_main_guard
 
 _READING = frozenset(
     "builtins.input getpass.getpass click.prompt click.confirm sys.stdin.read sys.stdin.readline "
@@ -16,6 +16,11 @@ _READING = frozenset(
     "matplotlib.pyplot.waitforbuttonpress".split()
 )
 _END_OF_INPUT = frozenset({"builtins.EOFError", "builtins.Exception", "builtins.BaseException"})
+
+_CAMERA = (
+    "a camera gives its pictures to one process; the others get none, or different ones",
+    "start this script with DP2DDP_NPROC=1, or read the camera on rank 0 alone and `ddp.broadcast` its pictures",
+)
 
 
 class AnswersRule(Rule):
@@ -73,7 +78,10 @@ print(net(input(8)))
 
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         for call in facts.source.calls:
-            if facts.names.qualified(call.func) not in _READING or call in facts.per_sample or _never_runs(facts, call):
+            path = facts.names.qualified(call.func)
+            if path == "cv2.VideoCapture" and _is_camera(argument(call, 0, "index")) and not _never_runs(facts, call):
+                yield Note(self.id, facts.source.span(call), *_CAMERA)
+            if path not in _READING or call in facts.per_sample or _never_runs(facts, call):
                 continue
             if facts.before_launch(call):
                 what = (
@@ -102,6 +110,12 @@ print(net(input(8)))
         if _ending_is_caught(facts, call):
             what = "where nobody can type anything, rank 0 alone comes to the handler; the others wait for its answer"
             yield Note(self.id, span, what, "ask nothing in such runs, by an option of the script, for instance")
+
+
+def _is_camera(source: ast.expr | None) -> bool:
+    """Whether it is the number of a camera, or its device file, and not a film."""
+    is_number = isinstance(source, ast.Constant) and type(source.value) is int
+    return is_number or (isinstance(source, ast.Constant) and str(source.value).startswith("/dev/"))
 
 
 def _never_runs(facts: Facts, call: ast.Call) -> bool:

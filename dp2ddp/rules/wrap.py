@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.visible import means_all
 from dp2ddp.analysis.wraps.wraps import Wrap
-from dp2ddp.rewrite.edits import Finding, Note, RemoveStatement, ReplaceExpr
+from dp2ddp.rewrite.edits import Finding, Note, RemoveStatement, ReplaceExpr, ReplaceStatement
 from dp2ddp.rules.base import Decisions, Example, Rule
 from dp2ddp.source.nodes import given_to
 from dp2ddp.source.spans import Span
@@ -80,7 +80,7 @@ class Trainer:
 """,
             after="""\
 import torch
-from torch.nn import DataParallel as DP, Linear
+from torch.nn import Linear
 import dp2ddp_runtime as ddp
 
 class Trainer:
@@ -221,13 +221,21 @@ net = DataParallel(nn.Linear(4, 2))
         """`from torch.nn import DataParallel` has no use once every wrap is converted."""
         converted = {w.call.func for w in facts.wraps.models} | {c.func for c in facts.wraps.optimizers}
         converted.update(facts.wraps.values, facts.wraps.type_checks if facts.parallel else ())
-        for node in facts.source.nodes:
-            if not (isinstance(node, ast.ImportFrom) and len(node.names) == 1 and node.names[0].name == "DataParallel"):
-                continue
-            local = node.names[0].asname or "DataParallel"
-            uses = [n for n in ast.walk(facts.source.module(node)) if isinstance(n, ast.Name) and n.id == local]
-            if uses and all(u in converted for u in uses):
-                yield RemoveStatement(self.id, facts.source.span(node), "`DataParallel` is not used any more")
+        for node in (each for each in facts.source.nodes if isinstance(each, ast.ImportFrom)):
+            for alias in (each for each in node.names if each.name == "DataParallel"):
+                local = alias.asname or alias.name
+                uses = [n for n in ast.walk(facts.source.module(node)) if isinstance(n, ast.Name) and n.id == local]
+                if uses and all(u in converted for u in uses):
+                    yield from self._without(facts, node, alias)
+
+    def _without(self, facts: Facts, node: ast.ImportFrom, alias: ast.alias) -> Iterator[Finding]:
+        span, reason = facts.source.span(node), "`DataParallel` is not used any more"
+        others = [each for each in node.names if each is not alias]
+        if not others:
+            yield RemoveStatement(self.id, span, reason)
+        elif facts.source.segment(node) == ast.unparse(node):  # in one line, as most are written
+            kept = ast.ImportFrom(node.module, others, node.level)
+            yield ReplaceStatement(self.id, span, reason, [ast.unparse(kept)])
 
 
 def _as_given(call: ast.Call) -> str:

@@ -53,6 +53,31 @@ def test_setup_is_given_one_condition_or_none(wraps: str, given: str | None) -> 
     assert new.endswith("ddp.release_idle()\n") == (given == "")
 
 
+@pytest.mark.parametrize(
+    ("lines", "is_one"),
+    [
+        ("torch.jit.script(net.module)\n", True),
+        ("torch.onnx.export(net.module, args=1)\n", True),
+        ("torch.jit.script(net)\n", False),
+        ("print(net.module.training)\n", False),
+        ("torch.jit.script(net.module)\nprint(net(1))\n", False),
+    ],
+)
+def test_a_script_that_only_takes_out_what_it_wraps_stays_one_process(lines: str, is_one: bool) -> None:
+    head = "import torch\nimport torch.nn as nn\nnet = nn.DataParallel(nn.Linear(4, 2)).cuda()\nnet.eval()\n"
+    assert convert_source(head + lines, "export.py", Options()).on_one_device == is_one
+
+
+@pytest.mark.parametrize("line", ["keys.load_state_dict(torch.load(c))", "keys(1)", "keys.eval()"])
+def test_a_wrap_that_only_gives_a_checkpoint_s_keys_asks_for_no_processes(line: str) -> None:
+    script = (
+        f"import torch\nimport torch.nn as nn\nfrom options import c, d\ndef build(net):\n    keys = W\n    {line}\n"
+    )
+    script += "    return net\nnet = build(nn.Linear(4, 2))\nif d:\n    net = W\n"
+    new = convert_source(script.replace("W", "nn.DataParallel(net)"), "train.py", Options()).new_text
+    assert ("ddp.setup(device_ids=None if d else [0])" in new) == ("load" in line)
+
+
 _CONVERT = """\
 def convert(module):
     if isinstance(module, nn.DataParallel):

@@ -53,6 +53,21 @@ IDLE = {
         True,
     ),
     "a choice within a line": ("net = {} if net.many() else net\nprint(net)\n", True),
+    "a device that is a GPU wherever there is one": (
+        "def build(net, device):\n    if device == torch.device('cuda'):\n        net = {}\n    return net\n"
+        "build(net, torch.device('cuda' if torch.cuda.is_available() else 'cpu'))\n",
+        False,
+    ),
+    "a device that may be another": (
+        "def build(net, device):\n    if device == torch.device('cuda'):\n        net = {}\n    return net\n"
+        "build(net, torch.device('cuda' if net.big() else 'cpu'))\n",
+        True,
+    ),
+    "in a function that both branches call": (
+        "def build(net):\n    if net.many():\n        return {}\n    return net\n"
+        "if args.old:\n    net = build(net)\nelse:\n    net = build(net.new())\nprint(net)\n",
+        True,
+    ),
     "one of two": ("if net.many():\n    net = {}\nother = {}\n", False),
 }
 

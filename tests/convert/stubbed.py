@@ -31,7 +31,7 @@ SPAN = Span.of(1, 0, 1, 1)
 
 
 def new(text: str) -> str:
-    return text.replace("nn.DataParallel", "ddp.wrap_model").replace("OLD", "NEW")
+    return text.replace("nn.DataParallel", "dp2ddp_runtime.wrap_model").replace("OLD", "NEW")
 
 
 def stub(files: Mapping[str, str], entries: Entries, options: Options) -> dict[str, Conversion]:

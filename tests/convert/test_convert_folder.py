@@ -246,7 +246,13 @@ def test_many_scripts_take_several_processes(tmp_path: Path) -> None:
 
 
 def test_the_runtime_is_copied_beside_scripts_that_need_it(project: Path) -> None:
-    write(project, {"sub/prepare.py": f"import helper\n{GUARD.replace('wrap', 'print')}", "sub/helper.py": "x = OLD\n"})
+    write(
+        project,
+        {
+            "sub/prepare.py": f"import helper\n{GUARD.replace('wrap', 'print')}",
+            "sub/helper.py": "x = nn.DataParallel\n",
+        },
+    )
     write(project, {"train.py": f"from nets import wrap\nimport sub.helper\n{GUARD}"})
     run("project", "-o", "out", "--vendor")
     assert Path("out/sub/dp2ddp_runtime").is_dir()

@@ -123,6 +123,9 @@ def test_other_scripts_that_import_what_changed_are_listed(project: Path) -> Non
         "files that changed are also imported by these, which need dp2ddp_runtime, too:\n"
         "  project/tools/prepare.py: project/nets.py\n"
     ) in result.stderr
+    write(
+        project, {"tools/other.py": f"import sys\nsys.path.append('..')\nimport utils.loaders\n{GUARD}"}
+    )  # changed only
     data = json.loads(run("project", "--format", "json").stdout)
     assert data["imported_by"] == {"project/tools/prepare.py": ["project/nets.py"]}
 

@@ -115,6 +115,13 @@ def test_rank_0_asks(asked: str) -> None:
     assert f"while not ddp.broadcast(ddp.main_only({asked})()):" in conversion.new_text
 
 
+@pytest.mark.parametrize(("source", "noted"), [("0", 1), ("'/dev/video0'", 1), ("'film.mp4'", 0), ("path", 0)])
+def test_a_camera_has_one_process_to_give_its_pictures_to(source: str, noted: int) -> None:
+    text = f"import cv2\nprint(net(cv2.VideoCapture({source}).read()))\n"
+    notes = convert_source(_ASKING + text, "train.py", Options(select=frozenset({"DDP022"}))).notes
+    assert [note.what.startswith("a camera gives its pictures to one process") for note in notes] == [True] * noted
+
+
 def test_what_an_imported_file_asks_when_it_is_started_doesn_t_matter() -> None:
     files = {
         "train.py": _ASKING.replace("import sys\n", "import sys\nimport data\n") + "data.load()\n",

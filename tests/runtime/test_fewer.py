@@ -54,6 +54,11 @@ WRAPS = {
     ),
     "as many as are made visible": (f"os.environ['CUDA_VISIBLE_DEVICES'] = '0,1'\nnets = [wrap({_NET}), {_LAST}]", 2),
     "none": (f"nets = [{_NET}, {_LAST}]\nrelease()", 1),
+    "one for a checkpoint's keys": (
+        f"net = {_NET}\nkeys = wrap(net)\nkeys.load_state_dict(keys.state_dict())\ndel keys\n"
+        f"nets = [net, {_LAST}]\nrelease()",
+        1,
+    ),
     "none, seen at the first step, with workers": (f"nets = [{_NET}, {_LAST}]", 1),
     "one for a second one": (f"nets = [wrap({_NET}, device_ids=[0, 1]), wrap({_LAST}, device_ids=[0])]", 2),
     "one for a first one, of those given": (

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from dp2ddp.analysis.roles import Class, Function, Resolver, Wrapped, Wrapper
 from dp2ddp.source.names import Names
-from dp2ddp.source.program import ParsedProgram
+from dp2ddp.source.program import FunctionNode, ParsedProgram
 
 #: Methods that run no forward.
 _QUIET = frozenset(
@@ -33,17 +33,32 @@ def are_bypassed(source: ParsedProgram, names: Names, resolver: Resolver, nodes:
 
 
 def is_taken_off(source: ParsedProgram, wrap: ast.Call) -> bool:
-    """Whether a wrap only serves a checkpoint's keys: it has a name in a function, which uses what is inside of it."""
-    kept, function = source.parent(wrap), source.function(wrap)
+    """Whether a wrap only serves a checkpoint's keys: it has a name in a function, or script, that never calls it."""
+    made: ast.AST = wrap
+    scope = source.function(wrap) or source.module(wrap)
+    while isinstance(method := source.parent(made), ast.Attribute) and method.attr in _GIVING_ITSELF:
+        made = source.parent(method) or method  # `nn.DataParallel(net).cuda()`
+    kept = source.parent(made)
     target = kept.targets[0] if isinstance(kept, ast.Assign) and len(kept.targets) == 1 else None
-    if function is None or not isinstance(target, ast.Name) or target.id not in source.local_names(function):
+    in_class = source.scope(wrap) is not scope
+    if in_class or not isinstance(target, ast.Name) or _is_shared(source, scope, target.id):
         return False
-    given = set(ast.walk(wrap))
-    named = (n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id == target.id and n not in given)
+    given = set(ast.walk(made))
+    named = (n for n in ast.walk(scope) if isinstance(n, ast.Name) and n.id == target.id and n not in given)
     above = [source.parent(n) for n in named if isinstance(n.ctx, ast.Load)]
     attributes = [each for each in above if isinstance(each, ast.Attribute)]
     is_quiet = all(each.attr == "module" or _is_quiet_line(source, each, target.id) for each in attributes)
-    return len(attributes) == len(above) and is_quiet and any(each.attr == "module" for each in attributes)
+    taken = [source.parent(each) for each in attributes if each.attr == "module"]
+    if isinstance(scope, ast.Module):  # of a script, which hands what is inside to `torch.jit.script`, say
+        serves = any(isinstance(each, (ast.Call, ast.keyword, ast.Assign)) for each in taken)
+    else:
+        serves = bool(taken) or any(each.attr == "load_state_dict" for each in attributes)
+    return len(attributes) == len(above) and is_quiet and serves
+
+
+def _is_shared(source: ParsedProgram, scope: ast.Module | FunctionNode, name: str) -> bool:
+    """Whether others may use a name that is bound in a function, or a module: none takes it from a script."""
+    return scope not in source.entry_trees if isinstance(scope, ast.Module) else name not in source.local_names(scope)
 
 
 def _is_quiet_line(source: ParsedProgram, method: ast.Attribute, name: str) -> bool:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, overload
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -51,6 +52,8 @@ class World:
     pid: int = field(default_factory=os.getpid)
     #: Whether a model was wrapped; else every rank does all of the work.
     wraps: bool = False
+    #: The models that are wrapped.
+    models: WeakSet[Any] = field(default_factory=WeakSet)
     told_of_repeated_work: bool = False
     #: The script's line that asked for the number of devices last.
     counted_at: str = ""

@@ -27,7 +27,7 @@ reading: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def release_idle(stacklevel: int = 2) -> None:
-    """End the ranks that have nothing to do, where no model was wrapped so far. A collective.
+    """End the ranks that have nothing to do, where no model is wrapped. A collective.
 
     For scripts that wrap their models under a condition which isn't known at `setup`, behind the last of these lines:
     rank 0 goes on as the script's only process, and the other GPUs are free. Ranks whose number the user has chosen
@@ -38,9 +38,9 @@ def release_idle(stacklevel: int = 2) -> None:
         RuntimeError: rank 0 has another GPU than the first one that the script has made visible since.
     """
     place = world.current()
-    if place.world_size == 1 or place.wraps or not _is_free(place):
+    gc.collect()  # iterators that only wait for that on some ranks, and models that only gave keys
+    if place.world_size == 1 or place.models or not _is_free(place):
         return
-    gc.collect()  # iterators that only wait for that on some ranks
     read = sorted(reading, key=lambda each: each.number)
     if not any(each.is_in_thread for each in read):
         for batches in read:

@@ -146,7 +146,9 @@ class WrappedModel(DistributedDataParallel):
         for inner in module.modules():
             if isinstance(inner, WrappedModel):
                 inner._inside = True
-        world.current().wraps |= self._count > 1
+        if self._count > 1:
+            world.current().wraps = True
+            world.current().models.add(self)
         if world.world_size() > 1:
             group.for_gradients()
             self._agreement.join(module)
