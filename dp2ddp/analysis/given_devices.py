@@ -333,9 +333,10 @@ def _reached(facts: Facts, launch: Launch, case: _Case, by_test: bool) -> _Case:
 def _sized(cases: list[_Case]) -> list[_Case]:
     """Cases without `len(ids) > 1`: for one or none one process starts. Wraps that are reached then must agree."""
     for number, case in enumerate(cases):
+        ids = ast.unparse(ast.parse(case.ids or "[]", mode="eval"))  # as tests are written
         for test in case.tests:
-            asks = (f"{each} {ask}" for each in _sizes(case.ids or "") for ask in _SEVERAL)
-            if test in (f"len({case.ids})", *asks):
+            asks = (f"{each} {ask}" for each in _sizes(ids) for ask in _SEVERAL)
+            if test in (f"len({ids})", *asks):
                 first = f"{case.ids}[0]"
                 alike = (first, f"[{first}]", f"str({first})")
                 behind = [each for each in cases if opposite_of(test) in each.tests]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from dp2ddp.analysis.bound_once import all_parameters, only_value
 from dp2ddp.analysis.changes import is_changed
+from dp2ddp.analysis.device_lists import made_of
 from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.launch.settled import ARGUMENTS
 from dp2ddp.analysis.roles.resolver import defaults
@@ -77,16 +78,20 @@ class _Told:
         return found if isinstance(found, ast.expr) and not _looks_into_constants(found) else None
 
     def stays(self, target: ast.AST) -> bool:
-        """Whether an attribute is set to what it is at the launch: `args.gpu = gpu` in `work(args.gpu, args)`.
+        """Whether an attribute, or an entry, is set to what it is at the launch: `args.gpu = gpu` in
+        `work(args.gpu, args)`; or to devices of these numbers.
 
         Or a name to what it is: `opt = with_classes(opt, data)`, which writes into `opt`, and returns it."""
         above = self._facts.source.parent(target)
         if isinstance(target, ast.Name):
             return _is_given_back(self._facts, target)
-        if not isinstance(target, ast.Attribute) or not isinstance(above, ast.Assign) or target not in above.targets:
+        if not isinstance(target, (ast.Attribute, ast.Subscript)):
             return False
-        held, given = self.of(target.value), self.of(above.value)
-        return held is not None and given is not None and f"{ast.unparse(held)}.{target.attr}" == ast.unparse(given)
+        if not isinstance(above, ast.Assign) or target not in above.targets:
+            return False
+        held, given = self.of(target.value), self.of(made_of(self._facts, above.value))
+        part = f".{target.attr}" if isinstance(target, ast.Attribute) else f"[{ast.unparse(target.slice)}]"
+        return held is not None and given is not None and ast.unparse(held) + part == ast.unparse(given)
 
     def _followed(self, node: ast.expr) -> ast.expr | None:
         """What a name, or an attribute of `self`, holds, by what is known at the launch."""

@@ -97,6 +97,9 @@ class BeforeLaunch:
                 if self._comes_to(start).inside(*block):
                     self._run(block, start, found, around)
             return
+        if isinstance(statement, (ast.For, ast.AsyncFor, ast.While)):  # the next time all of it has run
+            found.update(self.loops.reached(statement))
+            return
         calls = [n for n in ast.walk(statement) if isinstance(n, ast.Call)]
         entered = ((call, called.definition) for call in calls for called in self.resolver.functions_called(call))
         coming = self._comes_to(start).functions
