@@ -14,6 +14,7 @@ import atexit, os, sys
 from dp2ddp.pretend_cuda import install
 install(3)
 import torch
+torch.set_num_threads(1)  # a rank's threads are as many as fit beside the others', and sums depend on them
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 if "ddp" in sys.argv:
@@ -76,11 +77,15 @@ WRAPS = {
 _SCRIPT = "fixed = next(iter(many))[0]\natexit.register(print, 'end')\nWRAPS\n" + _TRAIN + "print(fixed.sum().item())\n"
 
 
-def run(folder: Path, script: str, *arguments: str) -> Done:
+def script_in(folder: Path, lines: str) -> Path:
     path = folder / "train.py"
-    path.write_text(_BEGIN + script)
-    # A rank's threads are as many as fit beside the others', and sums depend on them.
-    return start(path, *arguments, nproc=None, env={"DP2DDP_DEVICE": "", "OMP_NUM_THREADS": "1"})
+    path.write_text(_BEGIN + lines)
+    return path
+
+
+def run(warm: Warm, folder: Path, script: str, *arguments: str) -> Done:
+    path = script_in(folder, script)
+    return warm.start(path, *arguments, nproc=None, forked=3, env={"DP2DDP_DEVICE": ""})
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +93,8 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """What the originals print, all of them in children of one process."""
     scripts = [textwrap.indent(_SCRIPT.replace("WRAPS", lines), "    ") for lines, _ in WRAPS.values()]
     runs = [f"if not os.fork():\n{script}    sys.exit()" for script in scripts]
-    done = run(tmp_path_factory.mktemp("originals"), "\nos.wait()\nprint()\n".join([*runs, ""]))
+    script = script_in(tmp_path_factory.mktemp("originals"), "\nos.wait()\nprint()\n".join([*runs, ""]))
+    done = start(script, nproc=None, env={"DP2DDP_DEVICE": ""})
     assert done.returncode == 0, done.stderr
     return dict(zip(WRAPS, map(str.splitlines, done.stdout.split("\n\n"))))
 
@@ -97,10 +103,11 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 @pytest.mark.usefixtures("pretended")
 @pytest.mark.parametrize("wraps", WRAPS)
 def test_the_ranks_that_a_wrap_asks_for_train_as_the_original(
-    tmp_path: Path, originals: dict[str, list[str]], wraps: str
+    warm: Warm, tmp_path: Path, originals: dict[str, list[str]], wraps: str
 ) -> None:
     lines, ranks = WRAPS[wraps]
     converted = run(
+        warm,
         tmp_path,
         _SCRIPT.replace("WRAPS", lines),
         "ddp",
@@ -123,7 +130,7 @@ def test_the_ranks_that_a_wrap_asks_for_train_as_the_original(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("pretended")
-def test_the_functional_form_has_as_many_replicas_as_it_is_given_devices(tmp_path: Path) -> None:
+def test_the_functional_form_has_as_many_replicas_as_it_is_given_devices(warm: Warm, tmp_path: Path) -> None:
     script = f"""
         net = {_NET}
         sizes = []
@@ -134,7 +141,7 @@ def test_the_functional_form_has_as_many_replicas_as_it_is_given_devices(tmp_pat
             out = nn.parallel.data_parallel(net, data.tensors[0].cuda(), [0, 1])
         print(out.sum().item(), sizes[0])
     """
-    ours, theirs = (run(tmp_path, textwrap.dedent(script), *given) for given in (["ddp"], []))
+    ours, theirs = (run(warm, tmp_path, textwrap.dedent(script), *given) for given in (["ddp"], []))
     assert (ours.returncode, theirs.returncode) == (0, 0), ours.stderr + theirs.stderr
     assert ours.stdout == theirs.stdout
     assert " 19\n" in ours.stdout
@@ -180,8 +187,8 @@ def test_how_those_that_go_on_end_is_how_the_job_ends(
     ],
 )
 def test_what_would_train_on_fewer_or_other_gpus_than_the_original_is_an_error(
-    tmp_path: Path, first: str, before: str, behind: str, told: str
+    warm: Warm, tmp_path: Path, first: str, before: str, behind: str, told: str
 ) -> None:
-    done = run(tmp_path, f"{before}\n{first}\n{behind}\n", "ddp")
+    done = run(warm, tmp_path, f"{before}\n{first}\n{behind}\n", "ddp")
     assert done.returncode == 1
     assert told in done.stderr
