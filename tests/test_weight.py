@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 #: By folder. Raise one only with a reason in the commit, and lower it where lines went.
 LIMITS = {
     "dp2ddp": 475,
-    "dp2ddp/analysis": 7_790,
+    "dp2ddp/analysis": 7_800,
     "dp2ddp/codemods": 175,
     "dp2ddp/command": 700,
     "dp2ddp/convert": 2_780,
@@ -31,7 +31,7 @@ LIMITS = {
     "runtime/dp2ddp_runtime/gradients": 625,
     "runtime/dp2ddp_runtime/launch": 1_000,
     "runtime/dp2ddp_runtime/model": 1_420,
-    "runtime/dp2ddp_runtime/rank_zero": 1_560,
+    "runtime/dp2ddp_runtime/rank_zero": 1_580,
     "runtime/dp2ddp_runtime/ranks": 1_175,
     "tests": 1_550,
     "tests/analysis": 2_910,
@@ -47,7 +47,7 @@ LIMITS = {
     "tests/project": 1_065,
     "tests/rewrite": 675,
     "tests/rules": 2_020,
-    "tests/runtime": 9_395,
+    "tests/runtime": 9_410,
     "tests/source": 75,
     "tests/verify": 2_500,
 }

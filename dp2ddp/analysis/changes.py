@@ -40,7 +40,8 @@ def is_changed(
         stays: whether what is assigned to a target is what it holds already.
     """
     assert launch.statement is not None
-    held = Held(facts, launch, expression)
+    key = (launch.entry, launch.statement, ast.unparse(expression))
+    held: Held = facts.before.held.get(key) or facts.before.held.setdefault(key, Held(facts, launch, expression))
     if not held.read:
         return False
     between = facts.before.writing_between(launch, facts.source.statement(place))
@@ -53,6 +54,7 @@ class Held:
 
     def __init__(self, facts: Facts, launch: Launch, expression: ast.expr) -> None:
         self._facts = facts
+        self._known: dict[ast.AST, bool] = {}
         parts = list(ast.walk(expression))
         self._attributes = {part.attr for part in parts if isinstance(part, ast.Attribute)}
         self._keys = {part.value for part in parts if isinstance(part, ast.Constant)}
@@ -65,6 +67,11 @@ class Held:
 
     def is_written(self, node: ast.AST) -> bool:
         """Whether a node writes what the expression reads, or may do so."""
+        if node not in self._known:
+            self._known[node] = self._writes(node)
+        return self._known[node]
+
+    def _writes(self, node: ast.AST) -> bool:
         if isinstance(node, ast.Call):
             return self._call_writes(node)
         if isinstance(getattr(node, "ctx", ast.Load()), ast.Load):

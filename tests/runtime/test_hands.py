@@ -197,7 +197,7 @@ def test_a_program_finds_the_temporary_files_that_it_is_given(warm: Warm, tmp_pa
     """In a chosen folder they are rank 0's, by its name; elsewhere the other ranks get what the program wrote."""
     (tmp_path / "upper.py").write_text(_PROGRAM)
     body = f"""
-        import subprocess, sys
+        import subprocess, sys, tempfile
         from tempfile import NamedTemporaryFile, TemporaryDirectory, mkstemp
         ddp.setup()
         os.mkdir("jar")
@@ -230,6 +230,10 @@ def test_a_program_finds_the_temporary_files_that_it_is_given(warm: Warm, tmp_pa
             found.append(open(f"{{folder}}/out").read())
             said = subprocess.check_output([sys.executable, "upper.py", given.name, f"{{folder}}/out"], text=True)
             found.append(said)
+        name = tempfile.mktemp(".txt")
+        late()
+        found.append(os.popen(f"{{sys.executable}} -c 'print(1)' > {{name}}; echo made").read() + open(name).read())
+        os.remove(name)
         late()
         with NamedTemporaryFile("w+", dir="jar") as given:
             given.write("gone")
@@ -246,7 +250,7 @@ def test_a_program_finds_the_temporary_files_that_it_is_given(warm: Warm, tmp_pa
         """
     done = warm.start(write(tmp_path, body), cwd=tmp_path, forked=True)
     assert (done.returncode, done.stderr) == (0, "")
-    wanted = "a cat A CAT OWN done\n gone gone True"
+    wanted = "a cat A CAT OWN done\n made\n1\n gone gone True"
     assert done.stdout == f"{[wanted] * 2} []\n"
 
 

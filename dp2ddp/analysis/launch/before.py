@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 from dp2ddp.analysis.control.callers import Callers, ComingTo
 from dp2ddp.analysis.control.loops import Loops
@@ -27,6 +28,7 @@ class BeforeLaunch:
         self._ran: dict[ast.stmt, set[ast.AST]] = {}  # what a statement runs
         self._coming: dict[ast.stmt, ComingTo] = {}  # what comes to a launch
         self._between: dict[tuple[ast.Module, ast.stmt, ast.stmt], set[ast.AST]] = {}
+        self.held: dict[tuple[ast.Module, ast.stmt, str], Any] = {}  # kept for `changes`, by place and expression
         self._all: dict[tuple[tuple[ast.Module, ast.stmt], ...], set[ast.AST]] = {}
 
     def nodes(self, *launches: Launch) -> set[ast.AST]:

@@ -76,6 +76,7 @@ def install(store: Any, load: Any = None) -> None:
         (io, "open", open_file),
         (os, "open", _open_descriptor),
         (tempfile, "NamedTemporaryFile", temporary.named(tempfile.NamedTemporaryFile, _made_in, open_file)),
+        (tempfile, "mktemp", temporary.name_of_own(tempfile.mktemp)),
         (torch, "load", load or torch.load),
         (subprocess.Popen, "__init__", _starting(subprocess.Popen.__init__)),
         (os, "popen", _popen(os.popen)),
@@ -321,11 +322,14 @@ def _starting(real: Any) -> Any:
 
 
 def _popen(real: Any) -> Any:
-    """`os.popen`: the command is rank 0's, and goes on by itself; what it says is told to all where it is read."""
+    """`os.popen`: the command is rank 0's, and goes on by itself; what it says is told to all where it is read.
+
+    One that names a rank's own temporary file runs on every rank, as `subprocess.Popen` does whose output is read.
+    """
 
     @functools.wraps(real)
     def popen(cmd: str, mode: str = "r", buffering: int = -1) -> Any:
-        if mode != "r" or call_of("os.popen", []) is None:
+        if mode != "r" or call_of("os.popen", []) is None or temporary.in_command(cmd, []):
             return real(cmd, mode, buffering)
         stream = None
         if file_sync.writes():

@@ -47,6 +47,18 @@ def named(real: Any, make: Callable[..., str | None], opened: Callable[..., IO[A
     return function
 
 
+def name_of_own(real: Any) -> Any:
+    """What stands in the place of `tempfile.mktemp`: what gets the name will be this rank's own, too."""
+
+    @functools.wraps(real)
+    def function(suffix: str = "", prefix: str = tempfile.template, dir: Any = None) -> Any:
+        name = real(suffix, prefix, dir)
+        callsites.own_temporary.update([os.path.abspath(name)] * (dir is None))
+        return name
+
+    return function
+
+
 def in_command(command: Any, handles: Iterable[Any]) -> list[str]:
     """The temporary files and folders of this rank's own that a command and its output name, in that order."""
     own = "|".join(map(re.escape, callsites.own_temporary))
