@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 #: By folder. Raise one only with a reason in the commit, and lower it where lines went.
 LIMITS = {
     "dp2ddp": 475,
-    "dp2ddp/analysis": 7_800,
+    "dp2ddp/analysis": 7_810,
     "dp2ddp/codemods": 175,
     "dp2ddp/command": 700,
     "dp2ddp/convert": 2_780,
@@ -34,7 +34,7 @@ LIMITS = {
     "runtime/dp2ddp_runtime/rank_zero": 1_580,
     "runtime/dp2ddp_runtime/ranks": 1_175,
     "tests": 1_550,
-    "tests/analysis": 2_910,
+    "tests/analysis": 2_920,
     "tests/benchmarks": 450,
     "tests/codemods": 100,
     "tests/command": 350,

@@ -9,7 +9,7 @@ from functools import cached_property
 from dp2ddp.analysis.launch.effects import ASKS_TORCH, Effects, only_reads
 from dp2ddp.analysis.roles import PARSING, Class, Function, Module, Resolver
 from dp2ddp.source.names import Names
-from dp2ddp.source.nodes import argument, given_to, keyword, names_in
+from dp2ddp.source.nodes import argument, given_to, keyword, names_in, parameters
 from dp2ddp.source.program import FunctionNode, ParsedProgram
 
 ARGUMENTS = "arguments"
@@ -89,8 +89,15 @@ class Settled:
     def _is_made_up(self, given: ast.expr | None) -> bool:
         """Whether what is parsed is put together in the function, and no command line, which may say `--help`."""
         function = None if given is None else self.source.function(given)
+        if isinstance(given, ast.BinOp):
+            return self._is_made_up(given.left) and self._is_made_up(given.right)
         if function is None or not isinstance(given, ast.Name):
             return isinstance(given, (ast.List, ast.ListComp))
+        if given.id in parameters(function):
+            calls = self.effects.callers.of(function)
+            passed = [(callee, name, value) for call in calls for callee, name, value in self.resolver.arguments(call)]
+            values = [value for callee, name, value in passed if callee is function and name == given.id]
+            return len(values) == len(calls) > 0 and all(map(self._is_made_up, values))
         assigned = [n for n in ast.walk(function) if isinstance(n, ast.Assign) and names_in(n.targets[0]) == {given.id}]
         return bool(assigned) and not any("argv" in ast.unparse(each) for each in assigned)
 
