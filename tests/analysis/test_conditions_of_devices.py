@@ -61,6 +61,7 @@ def test_setup_is_given_one_condition_or_none(wraps: str, given: str | None) -> 
         ("torch.jit.script(net)\n", False),
         ("print(net.module.training)\n", False),
         ("torch.jit.script(net.module)\nprint(net(1))\n", False),
+        ("class A:\n    own = nn.DataParallel(net.module)\n    print(own.module)\nA.own(1)\n", False),
     ],
 )
 def test_a_script_that_only_takes_out_what_it_wraps_stays_one_process(lines: str, is_one: bool) -> None:

@@ -63,6 +63,8 @@ def test_what_a_loop_makes_devices_of_is_what_setup_is_given() -> None:
         (".format(number))\n", ".format(number + 1))\n"),
         ("        gpus.append(device)\n", "        if number:\n            gpus.append(device)\n"),
         ("        gpus.append(device)\n", "        gpus.append(device)\n        gpus.append(device)\n"),
+        ("        gpus.append(device)\n", "    else:\n        gpus.append(device)\n"),
+        ('torch.device("cuda:{}".format(number))', "pick(number)"),
         ("    gpus = []\n", "    gpus = [torch.device('cuda:1')]\n"),
         ('in args["device"]:', 'in args["other"]:'),
         ('        args["device"] = device\n', '        args["device"] = device[:1]\n'),

@@ -319,10 +319,11 @@ def test_a_log_that_a_module_begins_while_it_is_imported_is_noted() -> None:
         ("sys.argv[1:] + words", True),
         ("more", False),
         ("argv", True),
+        ("left", True),
     ],
 )
 def test_a_list_that_is_parsed_is_no_command_line(parsed: str, is_late: bool) -> None:
-    script = "import sys\ndef parse(more, argv, **given):\n    words = list(sum(given.items(), ()))\n"
+    script = "import sys\ndef parse(more, argv, left=None, **given):\n    words = list(sum(given.items(), ()))\n"
     script += f"    return parser.parse_args({parsed})\nparser = argparse.ArgumentParser()\n"
     script += "net = nn.Linear(4, 2)\nargs = parse(['-v'], sys.argv, a=1)\nnet = nn.DataParallel(net)\n"
     notes = convert_source(_IMPORTS + script, "train.py", Options()).notes

@@ -63,6 +63,16 @@ IDLE = {
         "build(net, torch.device('cuda' if net.big() else 'cpu'))\n",
         True,
     ),
+    "a device that is set to another": (
+        "def build(net, device):\n    device = net.pick(device)\n    if device == torch.device('cuda'):\n"
+        "        net = {}\n    return net\nbuild(net, torch.device('cuda'))\n",
+        True,
+    ),
+    "a device that is the CPU by one of two calls": (
+        "def build(net, device):\n    if device == torch.device('cuda'):\n        net = {}\n    return net\n"
+        "if net.few():\n    net = build(net, torch.device('cuda'))\nelse:\n    net = build(net, torch.device('cpu'))\n",
+        True,
+    ),
     "in a function that both branches call": (
         "def build(net):\n    if net.many():\n        return {}\n    return net\n"
         "if args.old:\n    net = build(net)\nelse:\n    net = build(net.new())\nprint(net)\n",

@@ -38,3 +38,17 @@ def test_an_import_that_had_no_use_before_stays() -> None:
     """Nobody has asked for it to go."""
     train = "import torch.nn as nn\nfrom torch.nn import DataParallel\nnet = nn.DataParallel(nn.Linear(4, 2))\n"
     assert "from torch.nn import DataParallel\n" in convert_source(train, "train.py", Options()).new_text
+
+
+@pytest.mark.parametrize(
+    ("imported", "left"),
+    [
+        ("from torch.nn import DataParallel, Linear", "from torch.nn import Linear"),
+        ("from torch.nn import Linear, DataParallel as Wrapped  # both", "from torch.nn import Linear  # both"),
+        ("from torch.nn import (\n    DataParallel,  # wraps\n    Linear,\n)", ""),
+    ],
+)
+def test_an_import_loses_what_nothing_uses_any_more(imported: str, left: str) -> None:
+    name = "Wrapped" if "as" in imported else "DataParallel"
+    new = convert_source(f"{imported}\nnet = {name}(Linear(4, 2))\n", "train.py", Options()).new_text
+    assert new.startswith(f"{left or imported}\n")
