@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 #: By folder. Raise one only with a reason in the commit, and lower it where lines went.
 LIMITS = {
     "dp2ddp": 475,
-    "dp2ddp/analysis": 7_810,
+    "dp2ddp/analysis": 7_825,
     "dp2ddp/codemods": 175,
     "dp2ddp/command": 700,
     "dp2ddp/convert": 2_780,
@@ -22,7 +22,7 @@ LIMITS = {
     "dp2ddp/pretend_cuda": 925,
     "dp2ddp/project": 2_605,
     "dp2ddp/rewrite": 1_500,
-    "dp2ddp/rules": 3_775,
+    "dp2ddp/rules": 3_800,
     "dp2ddp/source": 1_000,
     "dp2ddp/verify": 5_950,
     "runtime/dp2ddp_runtime": 350,
@@ -46,7 +46,7 @@ LIMITS = {
     "tests/pretend_cuda": 625,
     "tests/project": 1_065,
     "tests/rewrite": 675,
-    "tests/rules": 2_035,
+    "tests/rules": 2_065,
     "tests/runtime": 9_410,
     "tests/source": 75,
     "tests/verify": 2_500,

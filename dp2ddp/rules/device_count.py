@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 
 from dp2ddp.analysis.bound_once import only_value
 from dp2ddp.analysis.device_names import counts_visible, reads_visible
+from dp2ddp.analysis.existing_ddp.own_ddp import ASKS_FOR_DDP
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.visible import means_all
 from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
-from dp2ddp.source.nodes import names_in
 
 _ASKS = ("torch.cuda.device_count", "torch.accelerator.device_count")
 
@@ -273,6 +273,9 @@ def _kept(facts: Facts, value: ast.expr) -> list[ast.expr]:
 
 def _is_unread(facts: Facts, value: ast.expr) -> bool:
     """Whether nothing reads a value that a function keeps: its name is only given to parameters that nothing reads."""
+    choice = facts.source.parent(value)
+    if isinstance(choice, ast.IfExp) and value is not choice.test:
+        value = choice
     name, function = _target(facts, value), facts.source.function(value)
     if function is None or not isinstance(name, ast.Name) or name.id not in facts.source.local_names(function):
         return False
@@ -280,9 +283,23 @@ def _is_unread(facts: Facts, value: ast.expr) -> bool:
         call = facts.source.parent(use)
         given = facts.resolver.arguments(call) if isinstance(call, ast.Call) else ()
         taking = [(taker, parameter) for taker, parameter, argument in given if argument is use]
-        if not taking or any(parameter in names_in(taker) for taker, parameter in taking):
+        read = [n for taker, name in taking for n in ast.walk(taker) if isinstance(n, ast.Name) and n.id == name]
+        if not all(_is_of_own_ddp(facts, each) for each in (read if taking else [use])):
             return False
     return True
+
+
+def _is_of_own_ddp(facts: Facts, node: ast.expr) -> bool:
+    """Whether only the script's own distributed training comes to a place: `args.distributed and rank % n == 0`."""
+    if not facts.beside_ddp:
+        return False
+    span = facts.source.span(node)
+    above = (each for each in facts.source.ancestors(node) if isinstance(each, ast.BoolOp))
+    asked = (each.values[0] for each in above if isinstance(each.op, ast.And))
+    flags = (each for each in asked if isinstance(each, (ast.Name, ast.Attribute)) and each is not node)
+    return any(own.contains(span) for own in facts.own_ddp.spans) or any(
+        ASKS_FOR_DDP.search(ast.unparse(each)) for each in flags
+    )
 
 
 def _target(facts: Facts, value: ast.expr) -> ast.expr | None:

@@ -19,6 +19,7 @@ from dp2ddp.source.nodes import keyword, names_in
 from dp2ddp.source.spans import Span
 
 _DEVICE_NAME = re.compile("(gpu|cuda|device)(_?(id|idx|index))?", re.IGNORECASE)
+_OF_TENSORS = frozenset("to size shape dim dtype view".split())  # what has one of these lives on a device
 _DEVICE_WORDS = re.compile("gpu|cuda|dev|rank", re.IGNORECASE)
 _CHOOSING = tuple(
     "torch.cuda.set_device torch.cuda.device torch.cuda.synchronize torch.accelerator.set_device_index "
@@ -224,7 +225,7 @@ def build(net, args):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get_device":
             return True  # of a tensor, which lives here
         if isinstance(node, ast.Attribute) and node.attr == "device":
-            return _is_given_to_forward(facts, node.value)
+            return _is_given_to_forward(facts, node.value) or _is_tensor(facts, node.value)
         if isinstance(node, ast.Subscript):
             return _is_first_of_range(facts, node)
         path = facts.names.qualified(node.func) if isinstance(node, ast.Call) else None
@@ -328,6 +329,15 @@ def _is_given_to_forward(facts: Facts, node: ast.expr) -> bool:
     function = facts.source.function(node)
     given = function.args.args[1:] if function is not None and function.name == "forward" else []
     return isinstance(node, ast.Name) and node.id in {each.arg for each in given}
+
+
+def _is_tensor(facts: Facts, node: ast.expr) -> bool:
+    """Whether a name is asked, in its function, for what tensors have: `hidden.size(1)`."""
+    function = facts.source.function(node)
+    if not isinstance(node, ast.Name) or function is None:
+        return False
+    asked = (n for n in ast.walk(function) if isinstance(n, ast.Attribute) and n.attr in _OF_TENSORS)
+    return any(isinstance(n.value, ast.Name) and n.value.id == node.id for n in asked)
 
 
 def _chosen_early(facts: Facts) -> Iterator[ast.Call]:

@@ -12,7 +12,10 @@ from dp2ddp.analysis.control.ways import simplest
 from dp2ddp.convert.pipeline import convert_source
 from dp2ddp.rules import Options
 
-_TESTS = "a,not a,b,not b,a and b,not (a and not b),x > 1,x <= 1,x == 1,x != 1,x == 2,x != 2,x == 3,x in [1],x == y"
+_TESTS = (
+    "a,not a,b,not b,a and b,not (a and not b),x > 1,x <= 1,x == 1,x != 1,x == 2,x != 2,x == 3,x in [1],x == y,"
+    "x == 1 or x == 2,a or b"
+)
 _WAYS = st.lists(
     st.lists(st.sampled_from(_TESTS.split(",")), max_size=4, unique=True).map(tuple), min_size=1, max_size=4
 )
@@ -36,6 +39,8 @@ def test_the_simplest_ways_are_true_where_one_of_the_ways_is(ways: list[tuple[st
         ("if c and d: W\nelif not c and d: W\n", "device_ids=None if d else [0]"),
         ("if m == 1:\n    if d: W\nelif m == 2:\n    if d: W\n", "device_ids=None if m in (1, 2) and d else [0]"),
         ("if c and not d:\n    pass\nelif d: W\n", "device_ids=None if d else [0]"),
+        ("if m == 1 or m == 2:\n    if c: W\n    else: W\n", "device_ids=None if m in (1, 2) else [0]"),
+        ("if m == 1 or d:\n    if c: W\n    else: W\n", "device_ids=None if m == 1 or d else [0]"),
         ("if m > 1: pass\nelse: W\n", "device_ids=None if m <= 1 else [0]"),
         ("if m == 1: W\nelif m in [2, 3]: W\n", "device_ids=None if m in (1, 2, 3) else [0]"),
         ("if m == 1:\n    if c: W\nelif m == 2:\n    if d: W\n", ""),

@@ -122,3 +122,30 @@ def test_the_visible_gpus_are_a_rank_s_own_behind_the_start(counted: str, read: 
     assert f"{there}    {read}\nif __name__" in result.new_text
     assert f"    n = {counted}\n    main()\n" in result.new_text
     assert len(result.notes) == notes
+
+
+@pytest.mark.parametrize(("use", "stays"), [("pass", True), ("print(number)", False), ("args.lr *= number", False)])
+def test_a_number_of_devices_that_only_the_script_s_own_ddp_reads_stays(use: str, stays: bool) -> None:
+    script = f"""\
+import argparse
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+args = argparse.ArgumentParser().parse_args()
+
+def main():
+    number = torch.cuda.device_count() if torch.cuda.is_available() else 1
+    if args.distributed:
+        dist.init_process_group("nccl", world_size=number)
+    work(number)
+
+def work(number):
+    net = nn.DataParallel(nn.Linear(4, 2))
+    if not args.distributed or (args.distributed and args.rank % number == 0):
+        torch.save(net.state_dict(), "net.pt")
+    {use}
+
+main()
+"""
+    new = convert_source(script, "train.py", Options(allow_ddp=True)).new_text
+    assert ("    number = torch.cuda.device_count() if" in new) == stays

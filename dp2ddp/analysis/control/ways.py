@@ -51,12 +51,27 @@ def simplest(ways: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 def _without_implied(way: tuple[str, ...]) -> tuple[str, ...]:
     """Without `x != 1` beside `x == 2`, and without `not (a and b)` beside `not a`."""
+    way = tuple(map(_in_brief, way))
     way = tuple(test for test in way if not {*way} & {*map(opposite_of, _joined_in(opposite_of(test)))})
     known = {asked: values.keys() for asked, values in map(_one_of, way) if values}
     denied = ((test, *_one_of(opposite_of(test))) for test in way)
     return tuple(
         test for test, asked, values in denied if not values or not known.get(asked) or known[asked] & values.keys()
     )
+
+
+def _in_brief(test: str) -> str:
+    """`x in (1, 2)` for `x == 1 or x == 2`; any other test as it is."""
+    node = ast.parse(test, mode="eval").body
+    if not isinstance(node, ast.BoolOp) or not isinstance(node.op, ast.Or):
+        return test
+    first, *others = [ast.unparse(each) for each in node.values]
+    for other in others:
+        both = _either(first, other)
+        if not both:
+            return test
+        first = both[0]
+    return first
 
 
 def _joined_in(test: str) -> list[str]:
