@@ -16,7 +16,7 @@ LIMITS = {
     "dp2ddp/analysis": 7_825,
     "dp2ddp/codemods": 175,
     "dp2ddp/command": 700,
-    "dp2ddp/convert": 2_780,
+    "dp2ddp/convert": 2_790,
     "dp2ddp/notebook": 550,
     "dp2ddp/page": 250,
     "dp2ddp/pretend_cuda": 925,

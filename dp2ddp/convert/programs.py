@@ -20,6 +20,7 @@ from dp2ddp.errors import BadInput
 from dp2ddp.project import reachability, wrapcalls
 from dp2ddp.project.modules import Layout
 from dp2ddp.project.python_files import PythonFiles
+from dp2ddp.rewrite.edits import Note
 from dp2ddp.rules import Options
 from dp2ddp.source import syntax
 from dp2ddp.source.depth import with_room
@@ -219,11 +220,17 @@ def why_refused(files: Iterable[str], conversions: Mapping[str, Conversion]) -> 
     found = [(path, note) for path in files for note in conversions[path].notes if conversions[path].refused]
     if not found:
         return None
-    (path, first), *others = found
-    places = (("" if where == path else f"{where} ") + f"line {note.span.start.line}" for where, note in others)
-    more = (pipeline.in_brief(note, place) for place, (_, note) in zip(places, others))
-    todo = "; and ".join([first.todo, *more])
-    return BadInput(path, line=first.span.start.line, what=first.what, todo=todo, rule=first.rule)
+    path, first = found[0]
+    by_todo: dict[str, list[tuple[Note, str]]] = {}  # what is mended in the same way is said once
+    for where, note in found:
+        place = ("line " if where == path else f"{where}:") + str(note.span.start.line)
+        by_todo.setdefault(note.todo, []).append((note, place))
+    told = []
+    for (note, place), *others in by_todo.values():
+        text = note.todo if note is first else pipeline.in_brief(note, place)
+        alike = ", ".join(dict.fromkeys(each for _, each in others))
+        told.append(f"{text} (and in the same way for {alike})" if others else text)
+    return BadInput(path, line=first.span.start.line, what=first.what, todo="; and ".join(told), rule=first.rule)
 
 
 def _parts(

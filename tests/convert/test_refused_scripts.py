@@ -72,10 +72,13 @@ def test_scripts_found_in_a_directory_are_left_as_they_are_beside_the_others() -
 
 
 def test_a_directory_names_all_reasons_of_a_script() -> None:
-    Path("bad.py").write_text(f"{BAD}from sync import patch_replication_callback\npatch_replication_callback(net)\n")
+    twice = "patch_replication_callback(net)\npatch_replication_callback(net)\n"
+    Path("bad.py").write_text(f"{BAD}from sync import patch_replication_callback\n{twice}")
     result = run(".", "-o", "../refused-all", "--force")
     (line,) = (line for line in result.stderr.splitlines() if "bad.py:3" in line)
     assert "; and line 9: `patch_replication_callback(net)` synchronises BatchNorm" in line
+    assert line.endswith(" (and in the same way for line 10)")
+    assert line.count("convert with --sync-bn") == 1
 
 
 def test_a_wrap_left_behind_by_an_earlier_conversion_is_refused() -> None:
