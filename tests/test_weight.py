@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 #: By folder. Raise one only with a reason in the commit, and lower it where lines went.
 LIMITS = {
     "dp2ddp": 475,
-    "dp2ddp/analysis": 7_825,
+    "dp2ddp/analysis": 7_830,
     "dp2ddp/codemods": 175,
     "dp2ddp/command": 700,
     "dp2ddp/convert": 2_790,
@@ -34,7 +34,7 @@ LIMITS = {
     "runtime/dp2ddp_runtime/rank_zero": 1_580,
     "runtime/dp2ddp_runtime/ranks": 1_175,
     "tests": 1_550,
-    "tests/analysis": 2_940,
+    "tests/analysis": 2_945,
     "tests/benchmarks": 450,
     "tests/codemods": 100,
     "tests/command": 350,

@@ -16,7 +16,9 @@ _COPYING = frozenset({"copy.copy", "copy.deepcopy", "builtins.list", "builtins.t
 
 def made_of(facts: Facts, value: ast.expr) -> ast.expr:
     """What says the same devices in the same order: what a copy is made of, what a loop makes a device of each of."""
-    while True:
+    passed: set[ast.expr] = set()
+    while value not in passed:  # `cfg = copy.copy(cfg)` of what is imported by this name
+        passed.add(value)
         inner: ast.expr | None = None
         if isinstance(value, ast.Name):
             inner = _looped_over(facts, value) or only_value(facts, value)
@@ -25,6 +27,7 @@ def made_of(facts: Facts, value: ast.expr) -> ast.expr:
         if inner is None:
             return value
         value = inner
+    return value
 
 
 def _looped_over(facts: Facts, name: ast.Name) -> ast.expr | None:

@@ -65,6 +65,10 @@ def test_what_a_loop_makes_devices_of_is_what_setup_is_given() -> None:
         ("        gpus.append(device)\n", "        gpus.append(device)\n        gpus.append(device)\n"),
         ("        gpus.append(device)\n", "    else:\n        gpus.append(device)\n"),
         ('torch.device("cuda:{}".format(number))', "pick(number)"),
+        (
+            '    args["device"] = gpus\n',
+            '    from other import gpus\n    gpus = copy.copy(gpus)\n    args["device"] = gpus\n',
+        ),
         ("    gpus = []\n", "    gpus = [torch.device('cuda:1')]\n"),
         ('in args["device"]:', 'in args["other"]:'),
         ('        args["device"] = device\n', '        args["device"] = device[:1]\n'),

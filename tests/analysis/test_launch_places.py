@@ -320,6 +320,7 @@ def test_a_log_that_a_module_begins_while_it_is_imported_is_noted() -> None:
         ("more", False),
         ("argv", True),
         ("left", True),
+        ("more) if given else parse(more, argv, [], **given", True),
     ],
 )
 def test_a_list_that_is_parsed_is_no_command_line(parsed: str, is_late: bool) -> None:

@@ -86,18 +86,19 @@ class Settled:
             )  # the script's own: what it does is looked at by itself
         return self.names.qualified(node.func) in _PARSERS or self.handed(node) is not None
 
-    def _is_made_up(self, given: ast.expr | None) -> bool:
+    def _is_made_up(self, given: ast.expr | None, passed: frozenset[ast.AST] = frozenset()) -> bool:
         """Whether what is parsed is put together in the function, and no command line, which may say `--help`."""
         function = None if given is None else self.source.function(given)
         if isinstance(given, ast.BinOp):
-            return self._is_made_up(given.left) and self._is_made_up(given.right)
+            return self._is_made_up(given.left, passed) and self._is_made_up(given.right, passed)
         if function is None or not isinstance(given, ast.Name):
             return isinstance(given, (ast.List, ast.ListComp))
         if given.id in parameters(function):
             calls = self.effects.callers.of(function)
-            passed = [(callee, name, value) for call in calls for callee, name, value in self.resolver.arguments(call)]
-            values = [value for callee, name, value in passed if callee is function and name == given.id]
-            return len(values) == len(calls) > 0 and all(map(self._is_made_up, values))
+            taken = [(callee, name, value) for call in calls for callee, name, value in self.resolver.arguments(call)]
+            values = [value for callee, name, value in taken if callee is function and name == given.id]
+            is_all = len(values) == len(calls) > 0 and function not in passed
+            return is_all and all(self._is_made_up(value, passed | {function}) for value in values)
         assigned = [n for n in ast.walk(function) if isinstance(n, ast.Assign) and names_in(n.targets[0]) == {given.id}]
         return bool(assigned) and not any("argv" in ast.unparse(each) for each in assigned)
 
