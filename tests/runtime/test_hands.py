@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 import zipfile
+from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from dp2ddp_runtime.rank_zero import journal
+from dp2ddp_runtime.ranks import file_sync
 from forks import WORKERS_OF_FORKS
 from rank_pool import RankPool
 from starts import Warm, write
@@ -308,3 +313,14 @@ def test_files_are_written_once_however_many_come_that_way(warm: Warm, tmp_path:
     }
     # What the launcher has not written, as it had another name for it, is rank 0's.
     assert found == {**expected, **({"rank.json": '"rank"'} if nproc > 1 else {})}
+
+
+def test_where_rank_0_was_before_a_wait_began_doesn_t_end_it() -> None:
+    """On a busy machine that is told late: only what is told for the second time was certainly looked up since."""
+    store: Any = torch.distributed.HashStore()
+    polls = journal._polls(store, 0, "a file", in_collective=True)
+    assert not next(polls)
+    for is_since in (False, True):
+        file_sync.tell(store, "state0", {"left": False, "stands": True, "waits": "an exchange"})
+        until = time.monotonic() + 2 * journal._LOOKS_EVERY
+        assert any(takewhile(lambda _, until=until: time.monotonic() < until, polls)) == is_since

@@ -172,7 +172,9 @@ def _polls(store: Store, rank: int, what: str, in_collective: bool) -> Iterator[
             released = False
             if time.monotonic() - looked > _LOOKS_EVERY:
                 looked = time.monotonic()
-                if counted(store, f"{key}/told") > before:
+                told = counted(store, f"{key}/told") - before
+                if told:  # once since, which may have been looked up before
                     state = json.loads(store.get(key))
-                    released = state["left"] or (state["stands"] if in_collective else bool(state["waits"]))
+                    waits = state["stands"] if in_collective else bool(state["waits"])
+                    released = state["left"] or (waits and told > 1)
             yield released
