@@ -19,7 +19,7 @@ from dp2ddp.source.nodes import keyword, names_in
 from dp2ddp.source.spans import Span
 
 _DEVICE_NAME = re.compile("(gpu|cuda|device)(_?(id|idx|index))?", re.IGNORECASE)
-_OF_TENSORS = frozenset("to size shape dim dtype view".split())  # what has one of these lives on a device
+_OF_TENSORS = frozenset("to size dim view new_zeros new_tensor".split())  # methods: options may be called `dim`, too
 _DEVICE_WORDS = re.compile("gpu|cuda|dev|rank", re.IGNORECASE)
 _CHOOSING = tuple(
     "torch.cuda.set_device torch.cuda.device torch.cuda.synchronize torch.accelerator.set_device_index "
@@ -332,12 +332,12 @@ def _is_given_to_forward(facts: Facts, node: ast.expr) -> bool:
 
 
 def _is_tensor(facts: Facts, node: ast.expr) -> bool:
-    """Whether a name is asked, in its function, for what tensors have: `hidden.size(1)`."""
+    """Whether methods of tensors are called of a name, in its function: `hidden.size(1)`."""
     function = facts.source.function(node)
     if not isinstance(node, ast.Name) or function is None:
         return False
-    asked = (n for n in ast.walk(function) if isinstance(n, ast.Attribute) and n.attr in _OF_TENSORS)
-    return any(isinstance(n.value, ast.Name) and n.value.id == node.id for n in asked)
+    called = (n.func for n in ast.walk(function) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute))
+    return any(f.attr in _OF_TENSORS and ast.unparse(f.value) == node.id for f in called)
 
 
 def _chosen_early(facts: Facts) -> Iterator[ast.Call]:

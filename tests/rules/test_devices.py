@@ -74,8 +74,12 @@ def test_a_method_that_the_script_defines_keeps_its_arguments() -> None:
         # An index for a parameter that means a device.
         ("Holder().to(1, x)", "Holder().to(ddp.device(), x)"),
         ("Holder().to(x, 1)", "Holder().to(x, 1)"),
-        # A tensor lives where the rank's others do.
-        ("def run(h):\n    torch.cuda.set_device(h.device)\n    return x.to(h.device), h.size(1)",) * 2,
+        # A tensor lives where the rank's others do. (An option may be called as what tensors have.)
+        (
+            "def run(h):\n    torch.cuda.set_device(h.device)\n    return x.to(h.device), h.dim\nrun(x)",
+            "def run(h):\n    torch.cuda.set_device(ddp.device())\n    return x.to(ddp.device()), h.dim\nrun(x)",
+        ),
+        ("def run(h):\n    torch.cuda.set_device(h.device)\n    return x.to(h.device), h.size(1)\nrun(x)",) * 2,
         # The first GPU is the only one that a rank sees.
         *((line, line) for line in ("x.cuda(0)", "x.to('cuda:0').to(0)", "torch.cuda.set_device('cuda:0')")),
         *((line, line) for line in ("torch.device('cuda', 0)", "x.cuda(device=0)", "Holder().to(0, x)")),
