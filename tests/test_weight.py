@@ -46,7 +46,7 @@ LIMITS = {
     "tests/pretend_cuda": 625,
     "tests/project": 1_065,
     "tests/rewrite": 675,
-    "tests/rules": 2_065,
+    "tests/rules": 2_075,
     "tests/runtime": 9_425,
     "tests/source": 75,
     "tests/verify": 2_500,

@@ -43,4 +43,6 @@ def _looped_over(facts: Facts, name: ast.Name) -> ast.expr | None:
         return None
     drawn, inside = ast.unparse(loop.target), set(ast.walk(loop))
     spelled = [index for node, index in facts.spelling if node in inside]
-    return loop.iter if spelled and all(ast.unparse(index) == drawn for index in spelled) else None
+    passes = any(isinstance(node, (ast.Continue, ast.Break, ast.Return)) for node in inside)
+    is_each = bool(spelled) and all(ast.unparse(index) == drawn for index in spelled)
+    return loop.iter if is_each and not passes else None

@@ -13,7 +13,7 @@ from dp2ddp.analysis.control.conditions import joined, negated, terms
 from dp2ddp.analysis.device_names import counts_visible
 from dp2ddp.analysis.launch.effects import ASKS_TORCH
 from dp2ddp.analysis.launch.placement import Launch
-from dp2ddp.analysis.visible import DEVICE_COUNTS, given_by, means_all, stores_of
+from dp2ddp.analysis.visible import DEVICE_COUNTS, means_all, stores_of
 from dp2ddp.source.nodes import parameters
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class OnGpus:
         if held is not None or function is None or node.id not in parameters(function):
             return self._value(held)
         calls = self._facts.callers.of(function)
-        given = {self._value(given_by(self._facts, call, function, node.id)) for call in calls}
+        given = {self._value(self._facts.resolver.given(call, function, node.id)) for call in calls}
         if len(given) != 1 or stores_of(ast.walk(function), node.id):
             raise _UnknownError
         return given.pop()

@@ -12,7 +12,6 @@ from dp2ddp.analysis.changes import is_changed
 from dp2ddp.analysis.device_lists import made_of
 from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.launch.settled import ARGUMENTS
-from dp2ddp.analysis.roles.resolver import defaults
 from dp2ddp.source.names import Own
 from dp2ddp.source.program import FunctionNode
 
@@ -126,7 +125,7 @@ class _Told:
         function = self._facts.source.function(node)
         if function is not None and node.id in all_parameters(function):
             calls = [c for c in self._facts.callers.of(function) if self._facts.comes_to(self._launch, c)]
-            return [given_by(self._facts, call, function, node.id) for call in calls]
+            return [self._facts.resolver.given(call, function, node.id) for call in calls]
         return [only_value(self._facts, node) or self._given_back(node)]
 
     def _given_back(self, name: ast.Name) -> ast.expr | None:
@@ -164,16 +163,6 @@ class _Told:
         set_by = [(other, self._facts.source.parent(other)) for other in own]
         values = [above.value if isinstance(above, ast.Assign) and n in above.targets else None for n, above in set_by]
         return [None] if others else [*values] or [None]
-
-
-def given_by(facts: Facts, call: ast.Call, function: FunctionNode, name: str) -> ast.expr | None:
-    """What a call of a function gives to a parameter, or else its default; None for what can't be told."""
-    if any(each.arg is None for each in call.keywords):
-        return None
-    arguments = facts.resolver.arguments(call)
-    given = {parameter: value for callee, parameter, value in arguments if callee is function}
-    value = given.get(name) or dict(defaults(function.args)).get(name)
-    return None if isinstance(value, ast.Starred) else value
 
 
 def _is_given_back(facts: Facts, store: ast.Name) -> bool:
@@ -367,13 +356,8 @@ def _handed_on(
 ) -> bool:
     """Whether every caller gives the function this name's value under the same name."""
     calls = [call for call in facts.callers.of(function) if facts.comes_to(launch, call)]
-    given = [
-        value
-        for call in calls
-        for callee, parameter, value in facts.resolver.arguments(call)
-        if callee is function and parameter == name
-    ]
-    return len(given) == len(calls) > 0 and all(
+    given = [facts.resolver.given(call, function, name) for call in calls]
+    return bool(given) and all(
         isinstance(value, ast.Name) and value.id == name and _means_the_same(facts, launch, value, passed)
         for value in given
     )

@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from dp2ddp.analysis.bound_once import only_value
+from dp2ddp.analysis.control.ways import alternatives
 from dp2ddp.analysis.device_names import counts_visible, reads_visible
-from dp2ddp.analysis.existing_ddp.own_ddp import ASKS_FOR_DDP
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.visible import means_all
 from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
@@ -296,10 +296,9 @@ def _is_of_own_ddp(facts: Facts, node: ast.expr) -> bool:
     span = facts.source.span(node)
     above = (each for each in facts.source.ancestors(node) if isinstance(each, ast.BoolOp))
     asked = (each.values[0] for each in above if isinstance(each.op, ast.And))
-    flags = (each for each in asked if isinstance(each, (ast.Name, ast.Attribute)) and each is not node)
-    return any(own.contains(span) for own in facts.own_ddp.spans) or any(
-        ASKS_FOR_DDP.search(ast.unparse(each)) for each in flags
-    )
+    are_off = [set(map(ast.unparse, alternatives(launch.test))) for launch in facts.launches]
+    is_off = any(all(ast.unparse(each) in off for off in are_off) for each in asked)
+    return is_off or any(own.contains(span) for own in facts.own_ddp.spans)
 
 
 def _target(facts: Facts, value: ast.expr) -> ast.expr | None:

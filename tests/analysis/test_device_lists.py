@@ -65,6 +65,7 @@ def test_what_a_loop_makes_devices_of_is_what_setup_is_given() -> None:
         ("        gpus.append(device)\n", "        gpus.append(device)\n        gpus.append(device)\n"),
         ("        gpus.append(device)\n", "    else:\n        gpus.append(device)\n"),
         ('torch.device("cuda:{}".format(number))', "pick(number)"),
+        ('            device = torch.device("cpu")\n', "            continue\n"),
         (
             '    args["device"] = gpus\n',
             '    from other import gpus\n    gpus = copy.copy(gpus)\n    args["device"] = gpus\n',

@@ -124,7 +124,15 @@ def test_the_visible_gpus_are_a_rank_s_own_behind_the_start(counted: str, read: 
     assert len(result.notes) == notes
 
 
-@pytest.mark.parametrize(("use", "stays"), [("pass", True), ("print(number)", False), ("args.lr *= number", False)])
+@pytest.mark.parametrize(
+    ("use", "stays"),
+    [
+        ("pass", True),
+        ("print(number)", False),
+        ("args.lr *= number", False),
+        ("print(args.distributed_loss and number)", False),
+    ],
+)
 def test_a_number_of_devices_that_only_the_script_s_own_ddp_reads_stays(use: str, stays: bool) -> None:
     script = f"""\
 import argparse

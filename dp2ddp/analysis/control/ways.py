@@ -60,6 +60,12 @@ def _without_implied(way: tuple[str, ...]) -> tuple[str, ...]:
     )
 
 
+def alternatives(test: str | None) -> list[ast.expr]:
+    """What is false wherever a test is true: `a` and `b` of `not (a or b)`."""
+    other = negated(ast.parse(test or "True", mode="eval").body)
+    return other.values if isinstance(other, ast.BoolOp) and isinstance(other.op, ast.Or) else [other]
+
+
 def _in_brief(test: str) -> str:
     """`x in (1, 2)` for `x == 1 or x == 2`; any other test as it is."""
     node = ast.parse(test, mode="eval").body

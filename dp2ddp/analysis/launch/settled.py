@@ -94,11 +94,9 @@ class Settled:
         if function is None or not isinstance(given, ast.Name):
             return isinstance(given, (ast.List, ast.ListComp))
         if given.id in parameters(function):
-            calls = self.effects.callers.of(function)
-            taken = [(callee, name, value) for call in calls for callee, name, value in self.resolver.arguments(call)]
-            values = [value for callee, name, value in taken if callee is function and name == given.id]
-            is_all = len(values) == len(calls) > 0 and function not in passed
-            return is_all and all(self._is_made_up(value, passed | {function}) for value in values)
+            values = [self.resolver.given(call, function, given.id) for call in self.effects.callers.of(function)]
+            is_new = bool(values) and function not in passed
+            return is_new and all(self._is_made_up(value, passed | {function}) for value in values)
         assigned = [n for n in ast.walk(function) if isinstance(n, ast.Assign) and names_in(n.targets[0]) == {given.id}]
         return bool(assigned) and not any("argv" in ast.unparse(each) for each in assigned)
 

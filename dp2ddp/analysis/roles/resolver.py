@@ -58,6 +58,14 @@ class Resolver(Values):
                 given.update((name, rest) for name in left if name not in given)
             yield from ((function.definition, name, value) for name, value in given.items())
 
+    def given(self, call: ast.Call, function: FunctionNode, name: str) -> ast.expr | None:
+        """What a call of a function gives to a parameter, or else its default; None for what can't be told."""
+        if any(each.arg is None for each in call.keywords):
+            return None
+        given = {parameter: value for callee, parameter, value in self.arguments(call) if callee is function}
+        value = given.get(name) or dict(defaults(function.args)).get(name)
+        return None if isinstance(value, ast.Starred) else value
+
     def _settle(self) -> None:
         self._bind_definitions()
         flowing = [node for node in self.source.nodes if isinstance(node, _FLOWING)]

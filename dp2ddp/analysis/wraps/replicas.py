@@ -88,8 +88,8 @@ class Replicas:
     def blockers(self, *, sync_bn: bool) -> Iterator[Blocker]:
         """What can't be converted. Packages that synchronise BatchNorm can, `sync_bn` given."""
         brief = self._source.brief
-        plain = {True: _PLAIN, False: _PLAIN_BATCHES}
-        yield from (Blocker(node, why, plain["--sync-bn" in why]) for node, why in self._wraps.refused)
+        for node, why in self._wraps.refused:
+            yield Blocker(node, why, _PLAIN if "--sync-bn" in why else _PLAIN_BATCHES)
         blocking = {copy.unit: copy for copy in reversed(self.copies) if copy.instead is None}
         for unit, copy in reversed(blocking.items()):
             if unit in self._wraps.changed:

@@ -38,11 +38,11 @@ def release_idle(stacklevel: int = 2) -> None:
         RuntimeError: rank 0 has another GPU than the first one that the script has made visible since.
     """
     place = world.current()
-    gc.collect()  # iterators that only wait for that on some ranks, and models that only gave keys
-    if place.world_size == 1 or place.models or not _is_free(place):
+    if place.world_size == 1 or not _is_free(place):
         return
+    gc.collect()  # iterators that only wait for that on some ranks, and models that only gave keys
     read = sorted(reading, key=lambda each: each.number)
-    if not any(each.is_in_thread for each in read):
+    if not place.models and not any(each.is_in_thread for each in read):
         for batches in read:
             batches.fetch_what_is_on_its_way()
         _go_on_with(1, "no model is wrapped", stacklevel + 1)

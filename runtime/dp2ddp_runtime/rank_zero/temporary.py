@@ -53,7 +53,8 @@ def name_of_own(real: Any) -> Any:
     @functools.wraps(real)
     def function(suffix: str = "", prefix: str = tempfile.template, dir: Any = None) -> Any:
         name = real(suffix, prefix, dir)
-        callsites.own_temporary.update([os.path.abspath(name)] * (dir is None))
+        if dir is None:
+            callsites.own_temporary.add(os.path.abspath(name))
         return name
 
     return function
