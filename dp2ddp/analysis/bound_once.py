@@ -42,7 +42,7 @@ def _values(facts: Facts, name: ast.Name) -> list[ast.Assign]:
         scope, wanted = target.module, target.name
     else:
         scope, wanted = function if local else facts.source.module(name), name.id  # type: ignore[assignment]
-    stores = [n for n in facts.stores.get(wanted, ()) if isinstance(n, ast.Name) and _is_of(facts, n, scope)]
+    stores = [n for n in facts.source.stores.get(wanted, ()) if isinstance(n, ast.Name) and _is_of(facts, n, scope)]
     found = [above for n in stores if isinstance(above := facts.source.parent(n), ast.Assign) and n in above.targets]
     is_all = len(found) == len(stores) and not _is_set_from_outside(facts, target)
     return found if is_all and not any(is_filled(facts, n) for n in stores) else []
@@ -50,7 +50,7 @@ def _values(facts: Facts, name: ast.Name) -> list[ast.Assign]:
 
 def _is_set_from_outside(facts: Facts, target: object) -> bool:
     """Whether another module sets a module's name: `config.GPUS = args.gpus`."""
-    stores = facts.stores.get(target.name, ()) if isinstance(target, Own) else ()
+    stores = facts.source.stores.get(target.name, ()) if isinstance(target, Own) else ()
     return any(isinstance(n, ast.Attribute) and facts.names.target(n) == target for n in stores)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Collection, Hashable
+from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from dp2ddp.analysis.launch.placement import Launch
@@ -29,24 +31,47 @@ _WRITING = re.compile(
 )
 
 
-def is_changed(
-    facts: Facts, launch: Launch, expression: ast.expr, place: ast.expr, stays: Callable[[ast.AST], bool]
-) -> bool:
-    """Whether what an expression reads is written to, or may be, behind the launch and before a place.
+class Changes:
+    """What is written between where the processes start and lines further down; the same is asked again and again."""
 
-    What only runs where there is no GPU doesn't count: one process trains there, whatever it is told.
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self._held: dict[tuple[ast.Module, ast.stmt, str], Held] = {}
+        self._between: dict[tuple[ast.Module, ast.stmt, ast.stmt], set[ast.AST]] = {}
 
-    Args:
-        stays: whether what is assigned to a target is what it holds already.
-    """
-    assert launch.statement is not None
-    key = (launch.entry, launch.statement, ast.unparse(expression))
-    held: Held = facts.before.held.get(key) or facts.before.held.setdefault(key, Held(facts, launch, expression))
-    if not held.read:
-        return False
-    between = facts.before.writing_between(launch, facts.source.statement(place))
-    written = (node for node in between if held.is_written(node) and not stays(node))
-    return any(facts.runs_on_gpus(launch, node) for node in written)
+    def may_be(self, launch: Launch, expression: ast.expr, place: ast.expr, stays: Callable[[ast.AST], bool]) -> bool:
+        """Whether what an expression reads is written to, or may be, behind the launch and before a place.
+
+        What only runs where there is no GPU doesn't count: one process trains there, whatever it is told.
+
+        Args:
+            stays: whether what is assigned to a target is what it holds already.
+        """
+        assert launch.statement is not None
+        key = (launch.entry, launch.statement, ast.unparse(expression))
+        held = self._held.get(key) or self._held.setdefault(key, Held(self._facts, launch, expression))
+        if not held.read:
+            return False
+        between = self._written_before(launch, launch.statement, self._facts.source.statement(place))
+        written = (node for node in between if held.is_written(node) and not stays(node))
+        return any(self._facts.runs_on_gpus(launch, node) for node in written)
+
+    def _written_before(self, launch: Launch, start: ast.stmt, later: ast.stmt) -> set[ast.AST]:
+        """The calls, and what is written to, behind the launch and before a later statement."""
+        before, key = self._facts.before, (launch.entry, start, later)
+        if key not in self._between:
+            self._between[key] = self._writing & before.nodes(replace(launch, statement=later)) - before.nodes(launch)
+        return self._between[key]
+
+    @cached_property
+    def _writing(self) -> set[ast.AST]:
+        with_context = (n for n in self._facts.source.nodes if hasattr(n, "ctx"))
+        return {*self._facts.source.calls, *(n for n in with_context if not isinstance(n.ctx, ast.Load))}
+
+    @cached_property
+    def handed_on(self) -> dict[Hashable, list[Hashable]]:
+        """To which names and attributes a name, or an attribute of whatever object, hands what it holds."""
+        return _handed_on(self._facts)
 
 
 class Held:
@@ -60,7 +85,7 @@ class Held:
         self._keys = {part.value for part in parts if isinstance(part, ast.Constant)}
         self.read = _read_at(facts, launch, names_in(expression) - _stored(expression))
         # All names and attributes that hold one.
-        self._held = set(closure(self.read, lambda each: facts.handed_on.get(each, ())))
+        self._held = set(closure(self.read, lambda each: facts.changes.handed_on.get(each, ())))
 
     def _is_held(self, node: ast.AST) -> bool:
         return _holder(self._facts, node) in self._held
@@ -103,7 +128,7 @@ class Held:
 
     def _keeps(self, func: ast.Attribute) -> bool:
         """Whether what is called is no method, but kept in one of the objects: `args.kind = Loss`."""
-        stores = (node for node in self._facts.stores.get(func.attr, ()) if isinstance(node, ast.Attribute))
+        stores = (node for node in self._facts.source.stores.get(func.attr, ()) if isinstance(node, ast.Attribute))
         return any(self._is_part(node.value) for node in stores)
 
     def _call_writes(self, call: ast.Call) -> bool:
@@ -143,8 +168,7 @@ def _stored(node: ast.AST) -> set[str]:
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
 
-def handed_on(facts: Facts) -> dict[Hashable, list[Hashable]]:
-    """To which names and attributes a name, or an attribute of whatever object, hands what it holds."""
+def _handed_on(facts: Facts) -> dict[Hashable, list[Hashable]]:
     found: dict[Hashable, list[Hashable]] = {}
     for call in facts.source.calls:
         for called, name, value in facts.resolver.arguments(call):

@@ -33,7 +33,9 @@ def made_of(facts: Facts, value: ast.expr) -> ast.expr:
 def _looped_over(facts: Facts, name: ast.Name) -> ast.expr | None:
     """What a loop goes over that fills a list, empty before, with one device for each: of the number that it draws."""
     function = facts.source.function(name)
-    stores = [facts.source.parent(n) for n in facts.stores.get(name.id, ()) if facts.source.function(n) is function]
+    stores = [
+        facts.source.parent(n) for n in facts.source.stores.get(name.id, ()) if facts.source.function(n) is function
+    ]
     if function is None or [ast.unparse(each) for each in stores if each is not None] != [f"{name.id} = []"]:
         return None
     alike = [n for n in ast.walk(function) if isinstance(n, ast.Attribute) and ast.unparse(n.value) == name.id]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from functools import cached_property, partial, reduce
 from operator import or_
 
 from dp2ddp.analysis.beside_ddp import placed
 from dp2ddp.analysis.catalogue import Catalogue
-from dp2ddp.analysis.changes import binding, handed_on
+from dp2ddp.analysis.changes import Changes, binding
 from dp2ddp.analysis.control.callers import Callers, ComingTo
 from dp2ddp.analysis.control.loops import DataLoop, Loops
 from dp2ddp.analysis.control.reached import Running
@@ -138,18 +138,9 @@ class Facts:
         return frozenset(binding(self, each) for _, each in self.picking if isinstance(each, ast.Name))
 
     @cached_property
-    def stores(self) -> Mapping[str, Sequence[ast.Name | ast.Attribute]]:
-        """Where names and attributes are set, by the name."""
-        found: dict[str, list[ast.Name | ast.Attribute]] = {}
-        for node in self.source.nodes:
-            if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
-                found.setdefault(node.id if isinstance(node, ast.Name) else node.attr, []).append(node)
-        return found
-
-    @cached_property
-    def handed_on(self) -> Mapping[Hashable, Collection[Hashable]]:
-        """To which names and attributes the others hand what they hold."""
-        return handed_on(self)
+    def changes(self) -> Changes:
+        """What is written between where the processes start and lines further down."""
+        return Changes(self)
 
     @cached_property
     def picking(self) -> list[tuple[ast.expr, ast.expr]]:

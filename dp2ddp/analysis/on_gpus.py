@@ -121,7 +121,7 @@ class OnGpus:
         return given.pop()
 
     def _attribute(self, node: ast.Attribute) -> Any:
-        stores = [n for n in self._facts.stores.get(node.attr, ()) if isinstance(n, ast.Attribute)]
+        stores = [n for n in self._facts.source.stores.get(node.attr, ()) if isinstance(n, ast.Attribute)]
         above = self._facts.source.parent(stores[0]) if len(stores) == 1 else None
         if isinstance(above, ast.Assign) and ast.unparse(stores[0]) == ast.unparse(node):  # args.n_gpu = device_count()
             if not all(map(self.is_true, terms(self._facts.source, above))):

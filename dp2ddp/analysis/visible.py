@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from dp2ddp.analysis.bound_once import all_parameters, only_value
-from dp2ddp.analysis.changes import is_changed
 from dp2ddp.analysis.device_lists import made_of
 from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.launch.settled import ARGUMENTS
@@ -42,7 +41,7 @@ def told(
     """
     asked = _Told(facts, launch, parsed_again)
     found = asked.of(node)
-    return None if found is None or is_changed(facts, launch, found, place or node, asked.stays) else found
+    return None if found is None or facts.changes.may_be(launch, found, place or node, asked.stays) else found
 
 
 def told_of(facts: Facts, launch: Launch, part: ast.expr, place: ast.expr, ids: str | None) -> ast.expr | None:
@@ -152,7 +151,7 @@ class _Told:
         family = {base for one in (owner, *classes.derived(owner)) for base in classes.lineage(one)}
         stores = {
             other: _owner(self._facts, other)
-            for other in self._facts.stores.get(node.attr, ())
+            for other in self._facts.source.stores.get(node.attr, ())
             if isinstance(other, ast.Attribute) and self._facts.comes_to(self._launch, other)
         }
         own = [other for other, of in stores.items() if of in family]

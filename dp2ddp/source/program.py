@@ -148,6 +148,15 @@ class ParsedProgram:
         return in_order(n for n in self.nodes if isinstance(n, ast.Call))
 
     @cached_property
+    def stores(self) -> dict[str, list[ast.Name | ast.Attribute]]:
+        """Where names and attributes are set, by the name."""
+        found: dict[str, list[ast.Name | ast.Attribute]] = {}
+        for node in self.nodes:
+            if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
+                found.setdefault(node.id if isinstance(node, ast.Name) else node.attr, []).append(node)
+        return found
+
+    @cached_property
     def functions(self) -> list[FunctionNode]:
         """Every function and method, in the order of the text."""
         return in_order(n for n in self.nodes if isinstance(n, FUNCTIONS))

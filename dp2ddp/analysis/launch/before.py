@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 from dp2ddp.analysis.control.callers import Callers, ComingTo
 from dp2ddp.analysis.control.loops import Loops
 from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.source.nodes import is_main_guard
 from dp2ddp.source.program import FUNCTIONS, FunctionNode, ParsedProgram
-
-_LOAD = ast.Load()
 
 
 class BeforeLaunch:
@@ -27,8 +23,6 @@ class BeforeLaunch:
         self._known: dict[tuple[ast.Module, ast.stmt], set[ast.AST]] = {}  # what runs before a launch
         self._ran: dict[ast.stmt, set[ast.AST]] = {}  # what a statement runs
         self._coming: dict[ast.stmt, ComingTo] = {}  # what comes to a launch
-        self._between: dict[tuple[ast.Module, ast.stmt, ast.stmt], set[ast.AST]] = {}
-        self.held: dict[tuple[ast.Module, ast.stmt, str], Any] = {}  # kept for `changes`, by place and expression
         self._all: dict[tuple[tuple[ast.Module, ast.stmt], ...], set[ast.AST]] = {}
 
     def nodes(self, *launches: Launch) -> set[ast.AST]:
@@ -37,19 +31,6 @@ class BeforeLaunch:
         if places not in self._all:
             self._all[places] = self._imported.union(*(self.up_to(*place) for place in places))
         return self._all[places]
-
-    def writing_between(self, launch: Launch, later: ast.stmt) -> set[ast.AST]:
-        """The calls, and what is written to, behind the place where the processes start and before a later one."""
-        assert launch.statement is not None
-        key = (launch.entry, launch.statement, later)
-        if key not in self._between:
-            self._between[key] = self._writing & self.nodes(replace(launch, statement=later)) - self.nodes(launch)
-        return self._between[key]
-
-    @cached_property
-    def _writing(self) -> set[ast.AST]:
-        stores = {n for n in self.source.nodes if not isinstance(getattr(n, "ctx", _LOAD), ast.Load)}
-        return stores.union(self.source.calls)
 
     def up_to(self, entry: ast.Module, start: ast.stmt) -> set[ast.AST]:
         """What of a script runs before it comes to the statement `start`."""
