@@ -334,8 +334,8 @@ def _is_given_to_forward(facts: Facts, node: ast.expr) -> bool:
 def _is_tensor(facts: Facts, node: ast.expr) -> bool:
     """Whether methods of tensors are called of a name, in its function: `hidden.size(1)`."""
     function = facts.source.function(node)
-    if not isinstance(node, ast.Name) or function is None or facts.resolver.roles(node):
-        return False  # (what the program knows may have set its `device` itself)
+    if not isinstance(node, ast.Name) or function is None:
+        return False
     called = (n.func for n in ast.walk(function) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute))
     return any(f.attr in _OF_TENSORS and ast.unparse(f.value) == node.id for f in called)
 

@@ -46,6 +46,8 @@ def test_the_simplest_ways_are_true_where_one_of_the_ways_is(ways: list[tuple[st
         ("if m == 1:\n    if c: W\nelif m == 2:\n    if d: W\n", ""),
         ("if m == 1: W\nelif m == c: W\n", ""),
         ("if m == 1: pass\nelif m == 2: W\n", "device_ids=None if m == 2 else [0]"),
+        ("def build(several=c):\n    if several: W\nbuild(**d)\n", None),
+        ("def build(several=c):\n    if several: W\nbuild(d)\n", "device_ids=None if d else [0]"),
         # It may be a wrapped one that was saved whole.
         ("if m == 1: W\nelse:\n    found = torch.load(c)\n    net = found['net']\nnet.cuda()\n", None),
     ],

@@ -68,6 +68,11 @@ IDLE = {
         "        net = {}\n    return net\nbuild(net, torch.device('cuda'))\n",
         True,
     ),
+    "a device that a dictionary may give": (
+        "def build(net, device=torch.device('cuda')):\n    if device == torch.device('cuda'):\n        net = {}\n"
+        "    return net\nbuild(net, **net.options())\n",
+        True,
+    ),
     "a device that is the CPU by one of two calls": (
         "def build(net, device):\n    if device == torch.device('cuda'):\n        net = {}\n    return net\n"
         "if net.few():\n    net = build(net, torch.device('cuda'))\nelse:\n    net = build(net, torch.device('cpu'))\n",

@@ -80,6 +80,12 @@ def test_a_method_that_the_script_defines_keeps_its_arguments() -> None:
             "def run(h):\n    torch.cuda.set_device(ddp.device())\n    return x.to(ddp.device()), h.dim\nrun(x)",
         ),
         ("def run(h):\n    torch.cuda.set_device(h.device)\n    return x.to(h.device), h.size(1)\nrun(x)",) * 2,
+        (
+            "class Own:\n    def size(self): self.device = 3\ndef run(o):\n    torch.cuda.set_device(o.device)\n"
+            "    o.size()\nrun(Own())",
+            "class Own:\n    def size(self): self.device = 3\ndef run(o):\n    torch.cuda.set_device(ddp.device())\n"
+            "    o.size()\nrun(Own())",
+        ),
         # The first GPU is the only one that a rank sees.
         *((line, line) for line in ("x.cuda(0)", "x.to('cuda:0').to(0)", "torch.cuda.set_device('cuda:0')")),
         *((line, line) for line in ("torch.device('cuda', 0)", "x.cuda(device=0)", "Holder().to(0, x)")),

@@ -95,8 +95,7 @@ class Settled:
             return isinstance(given, (ast.List, ast.ListComp))
         if given.id in parameters(function):
             values = [self.resolver.given(call, function, given.id) for call in self.effects.callers.of(function)]
-            is_new = bool(values) and function not in passed
-            return is_new and all(self._is_made_up(value, passed | {function}) for value in values)
+            return function not in passed and all(self._is_made_up(value, passed | {function}) for value in values)
         assigned = [n for n in ast.walk(function) if isinstance(n, ast.Assign) and names_in(n.targets[0]) == {given.id}]
         return bool(assigned) and not any("argv" in ast.unparse(each) for each in assigned)
 
