@@ -110,14 +110,16 @@ class Warm:
         cwd: Path | None = None,
         stdin: int | None = None,
         stdout: int | None = None,
-        forked: bool | int = False,
+        forked: bool = False,
+        ranks: int | None = None,
         network: str | None = None,
         unshared: str | None = None,
     ) -> Iterator[Started]:
         """As `start`, while it runs; it is ended at the end of the block.
 
         Args:
-            forked: its ranks, too; with `nproc=None` how many these are, if the script starts any.
+            forked: its ranks, too.
+            ranks: how many these are, where neither `nproc` nor the command says it.
             network: the network namespace in which it runs.
             unshared: shell commands that prepare namespaces of its own, of mounts, names and networks.
         """
@@ -129,8 +131,7 @@ class Warm:
         with open(os.devnull) as nothing, open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err:
             given = [nothing.fileno() if stdin is None else stdin, out.fileno() if stdout is None else stdout]
             line = list(map(str, command))
-            ranks = 0 if not forked else nproc or (_ranks_of(line) if forked is True else forked)
-            called = ["forks:launch", ranks] if ranks else ["forks:run"]
+            called = ["forks:launch", ranks or nproc or _ranks_of(line)] if forked else ["forks:run"]
             place.update(streams=[*given, err.fileno()], network=network, unshared=unshared)
             process = self._parent.fork(*called, *line, **place)
         process.args = line

@@ -85,7 +85,7 @@ def script_in(folder: Path, lines: str) -> Path:
 
 def run(warm: Warm, folder: Path, script: str, *arguments: str) -> Done:
     path = script_in(folder, script)
-    return warm.start(path, *arguments, nproc=None, forked=3, env={"DP2DDP_DEVICE": ""})
+    return warm.start(path, *arguments, nproc=None, forked=True, ranks=3, env={"DP2DDP_DEVICE": ""})
 
 
 @pytest.fixture(scope="module")
