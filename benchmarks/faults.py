@@ -8,7 +8,7 @@ worker. One of its processes gets a signal (mostly SIGKILL) at a moment that the
 - the next save of that path leaves the checkpoint alone in its folder.
 
 Started in earnest, a job spends seconds on importing torch. Here its processes are forks of this one, which has torch:
-what follows (launcher, ranks, signals, files) is the same. Linux only.
+what follows (ranks, signals, files) is the same. Linux only.
 
     python benchmarks/faults.py [--kills 1000] [--seed 0] [--json FILE]
 
@@ -23,8 +23,10 @@ import ctypes
 import json
 import os
 import random
+import re
 import runpy
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -35,6 +37,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # as for the ranks of a plain start, and read when torch is imported
@@ -42,7 +45,7 @@ os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # as for the ranks of a plain start
 import dp2ddp_runtime as ddp
 import torch
 import torch._dynamo  # the ranks need it, and importing it takes seconds
-from dp2ddp_runtime.launch import failure, launcher
+from dp2ddp_runtime import birth, hangs
 
 _PATIENCE = 60.0  # seconds for a job to begin, and to end
 _SUBREAPER = 36  # `PR_SET_CHILD_SUBREAPER`: processes whose parent has died become children of this one
@@ -73,36 +76,62 @@ for step, batch in enumerate(batches):
 
 #: Who gets which signal, how often in all, the exit code that follows, and what is told.
 KILLS: list[tuple[str, signal.Signals, int, int, str]] = [
-    ("launcher", signal.SIGKILL, 4, -9, ""),
-    ("launcher", signal.SIGTERM, 1, 143, ""),
-    ("launcher", signal.SIGHUP, 1, 129, ""),
-    ("launcher", signal.SIGINT, 1, 130, "KeyboardInterrupt"),
-    ("rank 0", signal.SIGKILL, 4, 137, "dp2ddp: rank 0 of 2 was ended by signal 9"),
-    ("rank 1", signal.SIGKILL, 4, 137, "dp2ddp: rank 1 of 2 was ended by signal 9"),
-    ("rank 1", signal.SIGSEGV, 1, 139, "dp2ddp: rank 1 of 2 was ended by signal 11"),
-    ("worker 0", signal.SIGKILL, 2, 1, "dp2ddp: rank 0 of 2 failed"),
+    ("rank 0", signal.SIGKILL, 8, -9, ""),
+    ("rank 0", signal.SIGTERM, 1, -15, ""),
+    ("rank 0", signal.SIGHUP, 1, -1, ""),
+    ("rank 0", signal.SIGINT, 1, 130, "KeyboardInterrupt"),
+    ("rank 1", signal.SIGKILL, 4, 137, "dp2ddp: rank 1 was ended by signal 9"),
+    ("rank 1", signal.SIGSEGV, 1, 139, "dp2ddp: rank 1 was ended by signal 11"),
+    ("worker 0", signal.SIGKILL, 2, 1, "DataLoader worker (pid"),
     ("worker 1", signal.SIGKILL, 2, 1, "dp2ddp: rank 1 of 2 failed"),
 ]
+_TRACED = ("KeyboardInterrupt", "DataLoader worker (pid")
+
+
+class Spare:
+    """A process that waits to become rank 1. It began before rank 0 did anything, so it is as new as one just begun."""
+
+    def __init__(self) -> None:
+        self._told, theirs = socket.socketpair()
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._told.close()
+            _become_rank(theirs)
+        theirs.close()
+
+    def begin(self, command: Sequence[str], cwd: str, env: Mapping[str, str], **streams: Any) -> Forked:
+        """In the place of `subprocess.Popen`: what it is told there."""
+        with open(os.devnull, "w") as nothing:
+            leads: list[Any] = [nothing if streams[name] == subprocess.DEVNULL else streams[name] for name in _STREAMS]
+            told = json.dumps([command[-1], cwd, dict(env)]).encode()
+            socket.send_fds(self._told, [told], [each if isinstance(each, int) else each.fileno() for each in leads])
+        self._told.close()
+        return Forked(self.pid)
+
+
+_STREAMS = ("stdin", "stdout", "stderr")
+
+
+def _become_rank(channel: socket.socket) -> NoReturn:
+    told, streams, *_ = socket.recv_fds(channel, 1 << 20, len(_STREAMS))
+    if not told:  # rank 0 has ended without
+        os._exit(0)
+    script, folder, env = json.loads(told)
+    os.setsid()
+    for own, leads in enumerate(streams):
+        os.dup2(leads, own)
+    os.closerange(len(_STREAMS), 4096)
+    os.environ.clear()
+    os.environ.update(env)
+    run(script, folder)
 
 
 class Forked:
-    """A `subprocess.Popen` of a rank, which begins as a copy of this process."""
+    """A `subprocess.Popen` of a forked rank."""
 
-    def __init__(self, command: Sequence[str], cwd: str, env: Mapping[str, str], **options: Any) -> None:
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
         self.returncode: int | None = None
-        self.pid = os.fork()
-        if self.pid == 0:
-            os.setsid()
-            os.closerange(3, 4096)
-            os.environ.clear()
-            os.environ.update(env)
-            if "stdout" in options:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-                if signal.getsignal(number) not in (signal.SIG_IGN, None):
-                    signal.signal(number, signal.SIG_DFL)
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            run(command[-1], cwd)
 
     def poll(self) -> int | None:
         """The exit code, once there is one."""
@@ -111,11 +140,21 @@ class Forked:
             self.returncode = os.waitstatus_to_exitcode(status) if pid else None
         return self.returncode
 
+    def wait(self, timeout: float) -> int:
+        """The exit code, when it has ended. TimeoutExpired after `timeout` seconds."""
+        end = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired("rank 1", timeout)
+            time.sleep(0.01)
+        return code
+
 
 def run(script: str, folder: str) -> NoReturn:
     """Run a script as Python does, to its end."""
     code = 0
     atexit._clear()  # what the process has registered that this one is a copy of
+    sys.argv = [script]
     try:
         os.chdir(folder)
         runpy.run_path(script, run_name="__main__")
@@ -124,7 +163,8 @@ def run(script: str, folder: str) -> NoReturn:
     except BaseException:  # noqa: BLE001 - as the interpreter does
         sys.excepthook(*sys.exc_info())
         code = 1
-    failure.exit_now(code)
+    atexit._run_exitfuncs()
+    hangs.end(code)
 
 
 @dataclass
@@ -150,10 +190,8 @@ def kill(seed: int, number: int, folder: Path) -> Result:
     if job == 0:
         errors = os.open(folder / "stderr", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(errors, 2)
-        os.environ.update(DP2DDP_NPROC="2", DP2DDP_DEVICE="cpu", OMP_NUM_THREADS="1")
-        subprocess.Popen = Forked  # type: ignore[assignment, misc]
-        launcher.command = lambda: [str(folder / "train.py")]
-        launcher.started_in = str(folder)
+        os.environ.update(DP2DDP_NPROC="2", DP2DDP_DEVICE="cpu", OMP_NUM_THREADS="1", PYTHONHASHSEED="0")
+        vars(birth)["subprocess"] = SimpleNamespace(**{**vars(subprocess), "Popen": Spare().begin})
         run(str(folder / "train.py"), str(folder))
     result = Result(number, f"{who} {sent.name}")
     pids = _begun(folder, job, result)
@@ -179,8 +217,7 @@ def _begun(folder: Path, job: int, result: Result) -> dict[str, int] | None:
             return None
         time.sleep(0.01)
     ranks = [[int(pid) for pid in (folder / f"pids{rank}").read_text().split()] for rank in range(2)]
-    pids = {f"{kind} {rank}": pid for rank, both in enumerate(ranks) for kind, pid in zip(("rank", "worker"), both)}
-    return {"launcher": job, **pids}
+    return {f"{kind} {rank}": pid for rank, both in enumerate(ranks) for kind, pid in zip(("rank", "worker"), both)}
 
 
 def _ended(pid: int) -> bool:
@@ -225,11 +262,18 @@ def _running() -> Iterator[int]:
     yield from below - {os.getpid()}
 
 
+#: What Python tells in a worker whose rank was killed while it took a batch over: so in the original.
+_TOLD_BY_WORKER = re.compile(
+    r"Traceback \(most recent call last\):\n  File \"[^\"]*resource_sharer\.py\".*\n"
+    r"(?: .*\n)*\w*(?:Error|Exception).*\n?"
+)
+
+
 def _check_end(folder: Path, found: int | None, code: int, told: str, result: Result) -> None:
-    errors = (folder / "stderr").read_text()
+    errors = _TOLD_BY_WORKER.sub("", (folder / "stderr").read_text())
     if found != code:
         result.wrong.append(f"exit code {found}, not {code}: {errors}")
-    is_traced = "Traceback" in errors and "failed" not in told and told != "KeyboardInterrupt"
+    is_traced = "Traceback" in errors and "failed" not in told and told not in _TRACED
     if told not in errors or (not told and errors) or errors.count("dp2ddp: ") > 1 or is_traced:
         result.wrong.append(f"told: {errors!r}")
 

@@ -84,14 +84,14 @@ def _measured(task: Task, steps: int) -> tuple[float, float]:
 
 def _be_rank(place: Mapping[str, str], task: Task, steps: int, queue: SimpleQueue[tuple[float, float]]) -> None:
     os.environ.update(place)
+    vars(multiprocessing.process)["_parent_process"] = None  # a process as torchrun starts it, and nobody's worker
     import dp2ddp_runtime as ddp
     import torch
-    from dp2ddp_runtime.base import world
     from torch import nn
     from torch.utils.data import DataLoader, TensorDataset
 
     torch.set_num_threads(1)
-    ddp.setup(device_ids=[0] if task.ranks == 1 else None)
+    ddp.setup()
     width = max(4, math.isqrt(task.parameters // 10))
     layers = [nn.Linear(width, width, bias=bool(task.parameters)) for _ in range(task.tensors - 1)]
     before = time.process_time()
@@ -115,7 +115,7 @@ def _be_rank(place: Mapping[str, str], task: Task, steps: int, queue: SimpleQueu
                 optimizer.step()
                 spent.append(time.process_time() - before)
             spent = spent[8:]
-    if world.is_main():
+    if ddp.is_main():
         queue.put((sorted(spent)[len(spent) // 2] * 1e3, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3))
 
 

@@ -142,6 +142,7 @@ def _be_rank(place: Mapping[str, str], script: str, arguments: Sequence[str], pa
     """In a new process: train a script in turns, as told."""
     os.setpgid(0, 0)
     multiprocessing.set_start_method("fork", force=True)  # of loaders' workers; here it would be "spawn"
+    vars(multiprocessing.process)["_parent_process"] = None  # a process as torchrun starts it, and nobody's worker
     os.environ.update(place)
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(SCRIPTS))
@@ -172,11 +173,12 @@ def _meet() -> None:
     """Wait for this rank's GPU and for the other ranks."""
     import torch
     import torch.distributed as dist
-    from dp2ddp_runtime.ranks import group
+    from dp2ddp_runtime.world import world
 
-    if group.whole() is not None:
-        with group.shown():
-            dist.barrier()
+    if world.groups is not None:  # not by a message: the ranks need not be at the same line
+        world.groups["cpu"].barrier().wait()
+    elif dist.is_initialized():
+        dist.barrier()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 

@@ -12,6 +12,7 @@ import gc
 import importlib
 import importlib.util
 import json
+import math
 import os
 import runpy
 import signal
@@ -111,8 +112,9 @@ class Fork:
 
 def run(*command: str) -> None:
     """In a child: what Python does with these arguments, a script's path or `-m` and a module, and the script's own."""
-    if command[0] == "-u":
-        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+    while command[0].startswith("-") and command[0] != "-m":  # the interpreter's own options
+        if command[0] == "-u":
+            sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
         command = command[1:]
     name, *arguments = command[1:] if command[0] == "-m" else command
     sys.orig_argv = [sys.executable, *command]
@@ -145,7 +147,7 @@ def launch(ranks: int, *command: str) -> None:
     stand_in = SimpleNamespace(**{**vars(subprocess), "Popen": popen})
     launcher: Any
     if command[:2] != ("-m", "torch.distributed.run"):
-        launcher = importlib.import_module("dp2ddp_runtime.launch.launcher")
+        launcher = importlib.import_module("dp2ddp_runtime.birth")
         launcher.subprocess = stand_in
     elif importlib.util.find_spec(f"{_ELASTIC}.subprocess_handler"):
         launcher = importlib.import_module(f"{_ELASTIC}.subprocess_handler.subprocess_handler")
@@ -188,7 +190,7 @@ class _Rank:
         start_new_session: bool = False,
         stdin: int | None = None,
         stdout: int | None = None,
-        stderr: int | None = None,
+        stderr: Any = None,
         pass_fds: Sequence[int] = (),
     ) -> _Rank:
         told: dict[str, Any] = {
@@ -198,7 +200,8 @@ class _Rank:
             "folder": cwd or os.getcwd(),
         }
         with open(os.devnull, "r+") as nothing:
-            given = [own if each is None else each for own, each in enumerate((stdin, stdout, stderr))]
+            errors = stderr.fileno() if hasattr(stderr, "fileno") else stderr
+            given = [own if each is None else each for own, each in enumerate((stdin, stdout, errors))]
             streams = [nothing.fileno() if each == subprocess.DEVNULL else each for each in given]
             told.update(streams=3, session=start_new_session, kept=[*pass_fds])
             _send(self._channel, told, [*streams, *pass_fds])
@@ -212,7 +215,7 @@ class _Rank:
             self._code = os.waitstatus_to_exitcode(status) if pid else None
         return self._code
 
-    def wait(self, timeout: float) -> int:
+    def wait(self, timeout: float = math.inf) -> int:
         end = time.monotonic() + timeout
         while (code := self.poll()) is None:
             if time.monotonic() > end:

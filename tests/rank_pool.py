@@ -247,38 +247,29 @@ def serve(stacks: str, devices: int, descriptor: int) -> None:
 def _run(task: bytes, n: int, store: str, join: bool) -> Answer:
     import torch
     import torch.distributed as dist
-    from dp2ddp_runtime.base import world
-    from dp2ddp_runtime.rank_zero import checkpoint, hands
-    from dp2ddp_runtime.ranks import direct, group, rng
+    from dp2ddp_runtime import files, hangs, streams
+    from dp2ddp_runtime.world import world
 
     rank, fn, args, kwargs = pickle.loads(task)
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": n, "LOCAL_WORLD_SIZE": n, "RANK_POOL_STORE": store}
     os.environ.update({name: str(value) for name, value in names.items()})
     torch.set_default_dtype(torch.float32)
-    if join:
+    if join and world.store is None:
         on_device = torch.cuda.is_initialized()
-        if joins := n > 1 and group.whole() is None:
-            backend = "cpu:gloo,cuda:nccl" if on_device else "gloo"
-            dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=n)
-            group.hide()
-        with group.shown():
-            store = dist.distributed_c10d._get_default_store() if n > 1 else None  # type: ignore[assignment]
-        device = torch.device("cuda", 0) if on_device else torch.device("cpu")
-        world.enter(world.World(rank, rank, n, n, device, ready=True, store=store))
-        if joins:
-            direct.join(world.current())
-            rng.watch_seeding()
-            rng.share_entropy(store)
+        kept = dist.FileStore(store, n)
+        world.local_rank = rank
+        world.meet(kept, rank, n, torch.device("cuda", 0) if on_device else torch.device("cpu"))
         if n > 1:
-            hands.install(store, checkpoint.onto_own_device(torch.load))
+            files.install()
+            streams.own_start()
+            hangs.start()
     result = fn(*args, **kwargs)
-    return Answer(True, result, spent=not join and (group.whole() is not None or world.current().ready))
+    return Answer(True, result, spent=not join and world.store is not None)
 
 
 def meet() -> None:
     """A barrier for the pool's ranks, which need not be at the same line."""
-    import torch.distributed as dist
-    from dp2ddp_runtime.ranks import group
+    from dp2ddp_runtime.world import world
 
-    with group.shown():
-        dist.barrier()
+    if world.groups is not None:
+        world.groups["cpu"].barrier().wait()

@@ -21,6 +21,7 @@ ENVIRONMENT = {
     "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     "DP2DDP_DEVICE": "cpu",
     "PYTHONUNBUFFERED": "1",  # so that what children print stands where they print it
+    "PYTHONHASHSEED": "0",  # without it a process that may become rank 0 starts anew, which a test of that asks for
 }
 START = "import os, sys, time\nimport torch\nimport dp2ddp_runtime as ddp\n"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")

@@ -93,48 +93,21 @@ class _Counting(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("added", torch.zeros(1))
-        self.register_buffer("replaced", torch.zeros(1))
         self.register_buffer("calls", torch.tensor(0), persistent=False)
         self.added: torch.Tensor
-        self.replaced: torch.Tensor
         self.calls: torch.Tensor
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.training:
             self.added += 0.01 * x.detach().sum()
             self.calls += 1
-        self.replaced = self.replaced + 1
-        return x + 0.1 * self.added + 0.01 * self.replaced * self.calls
+        return x + 0.1 * self.added + 0.01 * self.calls
 
 
 @BLOCKS.add("block")
 def counting() -> nn.Module:
-    """Buffers that forward writes into, or replaces."""
+    """Buffers that forward writes into. (What it assigns gets lost in DataParallel alone.)"""
     return _Counting()
-
-
-class _Assigning(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = _linear()
-        self.steps = 0
-        self.last: Any = None
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.layer(x) + 0.1 * self.steps
-        if self.last is not None:
-            out = out + self.last.mean()
-        self.steps += 1
-        self.last = x
-        if not hasattr(self, "more"):
-            self.more = nn.Linear(WIDTH, WIDTH)
-        return out
-
-
-@BLOCKS.add("block", "draws on the CPU")
-def assigning() -> nn.Module:
-    """Attributes that forward assigns, and a new layer."""
-    return _Assigning()
 
 
 class _Writing(nn.Module):

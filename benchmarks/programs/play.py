@@ -8,8 +8,8 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import torch
-from dp2ddp_runtime.batches import deferred
-from dp2ddp_runtime.ranks import rng
+from dp2ddp_runtime import streams
+from dp2ddp_runtime.rows import materialize
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import DataLoader, TensorDataset
@@ -216,7 +216,7 @@ def plain(value: Any) -> Any:
         return value
     if not isinstance(value, torch.Tensor):
         return repr(value) if not isinstance(value, float) else ("float", np.array(value))
-    tensor = deferred.materialize(value).detach().cpu()
+    tensor = materialize(value).detach().cpu()
     kind = str(tensor.dtype).removeprefix("torch.")
     if tensor.layout != torch.strided:
         kind, tensor = f"sparse {kind}", tensor.to_dense()
@@ -228,7 +228,7 @@ def plain(value: Any) -> Any:
 def play(spec: Spec, wrap: models.Wrap, shard: Shard) -> list[Note]:
     """Run a program, and return all that was seen."""
     torch.set_default_dtype(torch.float32 if spec.options.autocast else torch.float64)
-    rng.seed_everything(spec.seed)
+    streams.seed_everything(spec.seed)
     run = Run(spec, wrap, shard)
     around = [SHAPES.make(part, run) for part in spec.having("around")]
     for run.step in range(spec.steps):

@@ -11,12 +11,8 @@ from multiprocessing.connection import Connection
 from typing import Any, Callable
 
 import torch
-import torch.distributed as dist
-from dp2ddp_runtime.base import world
-from dp2ddp_runtime.batches import deferred, loader
-from dp2ddp_runtime.gradients import summing
-from dp2ddp_runtime.model import scatter_gather
-from dp2ddp_runtime.ranks import exchange, group, rng
+from dp2ddp_runtime import gradients, large, rows, streams
+from dp2ddp_runtime.world import c10d, world
 
 from .play import play
 from .spec import Options, Spec
@@ -27,14 +23,10 @@ ORACLES = {
     "torch": "programs.torch_oracle:OnHost",
 }
 #: What wraps models on ranks.
-WRAP = "dp2ddp_runtime.model.wrapped:wrap_model"
+WRAP = "dp2ddp_runtime.model:wrap_model"
 
-_SIZES = {
-    "LARGE": scatter_gather.LARGE,
-    "SMALL": deferred.SMALL,
-    "FIRST": summing._FIRST_BUCKET,
-    "BUCKET": summing._BUCKET,
-}
+_rows: Any = rows
+_LARGE, _SMALL, _BUCKETS = large.LARGE, _rows.SMALL, list(gradients.BUCKETS)
 
 
 def serve(pipe: Connection, rank: int, ranks: int, store: str, wrap: str) -> None:
@@ -48,6 +40,7 @@ def serve(pipe: Connection, rank: int, ranks: int, store: str, wrap: str) -> Non
         wrap: what wraps models: "module:name".
     """
     torch.set_num_threads(1)
+    streams.own_start()  # so that a program that is played again draws as it did
     warnings.simplefilter("ignore")
     gc.freeze()
     try:
@@ -77,33 +70,33 @@ def _pretend() -> None:
 
 
 def _join(rank: int, ranks: int, store: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
-    kept = dist.distributed_c10d._get_default_store()
-    group.hide()
-    world.enter(world.World(rank, rank, ranks, ranks, torch.device("cpu"), ready=True, store=kept))
+    world.meet(c10d.FileStore(store, ranks), rank, ranks, torch.device("cpu"))
 
 
 def _as_rank(spec: Spec, wrap: Callable[..., Any]) -> Any:
     _choose_sizes(spec.options)
-    exchange.piggybacked.clear()
-    return play(spec, wrap, loader.shard_loader)
+    rows.pending()
+    return play(spec, lambda module, dim=0: wrap(module, dim=dim), list_like if world.size == 1 else _shard)
+
+
+def _shard(loader: Any) -> Any:
+    return importlib.import_module("dp2ddp_runtime").shard_loader(loader)
 
 
 def _choose_sizes(options: Options) -> None:
     """Let tiny tensors be treated as large ones are, or not."""
-    scatter_gather.LARGE, deferred.SMALL = (8, 8) if options.deferred else (_SIZES["LARGE"], _SIZES["SMALL"])
-    sizes = (100, 200) if options.buckets else (_SIZES["FIRST"], _SIZES["BUCKET"])
-    summing._FIRST_BUCKET, summing._BUCKET = sizes
+    large.LARGE, _rows.SMALL = (8, 8) if options.deferred else (_LARGE, _SMALL)
+    gradients.BUCKETS[:] = (100, 200) if options.buckets else _BUCKETS
 
 
 def _as_oracle(spec: Spec, kind: Any) -> Any:
     # A rank has one stream for all its models.
-    streams = [rng.Stream(rank=rank) for rank in range(spec.ranks)]
+    own = [streams.Stream(rank=rank) for rank in range(spec.ranks)]
 
     class Oracle(kind):  # type: ignore[misc]
         pass
 
-    Oracle.streams = streams
+    Oracle.streams = own
     return play(spec, lambda module, dim=0: Oracle(getattr(module, "module", module), dim=dim, n=spec.ranks), list_like)
 
 

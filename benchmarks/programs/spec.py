@@ -139,6 +139,7 @@ def _model(told: dict[str, Any]) -> Model:
 def why_not(spec: Spec) -> str | None:
     """What is wrong with a program, so that its outcome isn't defined; None if nothing is."""
     of_blocks = {tag for model in spec.models for block in model.blocks for tag in BLOCKS.tags(block)}
+    names = {block.name for model in spec.models for block in model.blocks}
     of_shapes = {tag for shape in spec.shapes for tag in SHAPES.tags(shape)}
     of_optimizer = OPTIMIZERS.tags(spec.optimizer)
     found = {
@@ -157,6 +158,11 @@ def why_not(spec: Spec) -> str | None:
         "sparse gradients": "sparse" in of_blocks and not _takes_sparse(spec),
         # torch's replicas give all parameters dense zeros in a backward of their own; ranks keep what is sparse so.
         "sparse gradients that become dense": "sparse" in of_blocks and bool({"reentrant", "inner"} & of_blocks),
+        # An output that only the backward of a function of its own might lead on from: zeros here, nothing there.
+        "perhaps": "severs" in of_blocks and bool({"checkpointed_with_a_backward_of_its_own", "own_function"} & names),
+        # DataParallel has other replicas in each forward, and computes all gradients where some are asked for.
+        "hooks that see more than on one GPU": "hook_that_removes_itself" in names
+        and ("grad" in of_shapes or any(shape.name == "forwards_before_backwards" for shape in spec.shapes)),
         "no batch": spec.data.source == "loader" and spec.data.drop_last and spec.data.rows[0] < spec.data.rows[1],
         "too few rows": "pairs" in of_blocks and not _has_pairs(spec),
         "twice the same": len({part.name for part in spec.shapes}) < len(spec.shapes),

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 import torch
-from dp2ddp_runtime.base.nesting import map_tensors
+from dp2ddp_runtime.nesting import nested
 from torch import nn
 
 from dp2ddp import pretend_cuda
@@ -35,4 +35,4 @@ class OnHost(OracleDataParallel):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """As `nn.DataParallel`'s."""
-        return map_tensors(lambda tensor: tensor.cpu(), super().forward(*inputs, **kwargs))
+        return nested(lambda tensor: tensor.cpu(), super().forward(*inputs, **kwargs))

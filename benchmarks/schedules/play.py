@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import random
+import runpy
 import shutil
 import signal
 import socket
@@ -17,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from faults import run
+from dp2ddp_runtime.world import world
 
 from .delays import Delays
 
@@ -31,7 +33,6 @@ class Schedule:
     """What decides how a run goes.
 
     Args:
-        machines: how many folders the ranks have: the last rank has one of its own, if two.
         late: the rank that sleeps ten times as often; -1 for none.
     """
 
@@ -39,7 +40,6 @@ class Schedule:
     number: int
     seed: int
     ranks: int
-    machines: int
     late: int
     often: float
 
@@ -49,12 +49,7 @@ class Schedule:
         chance = random.Random(f"{seed}/{number}")
         ranks = chance.choice([2, 2, 3])
         script = scripts[number % len(scripts)]
-        machines = chance.choice([1, 2]) if runs_on_two_machines(script) else 1
-        return cls(script, number, seed, ranks, machines, chance.randrange(-1, ranks), chance.choice([0.02, 0.1, 0.4]))
-
-    def machine(self, rank: int) -> int:
-        """The machine that a rank is on."""
-        return int(self.machines == 2 and rank == self.ranks - 1)
+        return cls(script, number, seed, ranks, chance.randrange(-1, ranks), chance.choice([0.02, 0.1, 0.4]))
 
 
 @dataclass
@@ -64,11 +59,6 @@ class Outcome:
     schedule: Schedule
     seconds: float = 0.0
     wrong: list[str] = field(default_factory=list)
-
-
-def runs_on_two_machines(script: str) -> bool:
-    """Whether all that a script reads is there on a second machine, or is fetched or made there."""
-    return "two machines" in (SCRIPTS / script).read_text().partition('"""\n')[0]
 
 
 def prepare(folder: Path) -> None:
@@ -99,20 +89,17 @@ def play(schedule: Schedule, folder: Path, plant: Callable[[], None] | None = No
     """
     began, outcome = time.monotonic(), Outcome(schedule)
     stem = Path(schedule.script).stem
-    machines = [folder / f"machine{number}" for number in range(schedule.machines)]
-    for machine in machines:
-        shutil.rmtree(machine, ignore_errors=True)
-        machine.mkdir()
+    machine = folder / "machine"
+    shutil.rmtree(machine, ignore_errors=True)
+    machine.mkdir()
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     children: dict[int, int] = {}
     outputs: list[Path] = []
     for rank in range(schedule.ranks):
-        where = schedule.machine(rank)
-        mates = [other for other in range(schedule.ranks) if schedule.machine(other) == where]
-        places = {"RANK": rank, "WORLD_SIZE": schedule.ranks}
-        places |= {"LOCAL_RANK": mates.index(rank), "LOCAL_WORLD_SIZE": len(mates), "MASTER_PORT": port}
+        places = {"RANK": rank, "WORLD_SIZE": schedule.ranks, "MASTER_PORT": port}
+        places |= {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": schedule.ranks}
         variables = {name: str(value) for name, value in places.items()} | {"MASTER_ADDR": "127.0.0.1"}
         often = min(0.8, schedule.often * (10 if rank == schedule.late else 1))
         delays = Delays(f"{schedule.seed}/{schedule.number}/{rank}", often, 2.0 if rank == schedule.late else 0.6)
@@ -126,7 +113,7 @@ def play(schedule: Schedule, folder: Path, plant: Callable[[], None] | None = No
             delays.install()
 
         script = folder / "converted" / schedule.script
-        children[_forked(script, machines[where], variables, before, outputs[-1])] = rank
+        children[_forked(script, machine, variables, before, outputs[-1])] = rank
     _wait(children, outcome)
     for rank, output in enumerate(outputs):
         if error := (output / "stderr").read_text().strip():
@@ -135,20 +122,15 @@ def play(schedule: Schedule, folder: Path, plant: Callable[[], None] | None = No
     printed, wanted = (outputs[0] / "stdout").read_text(), (original / "stdout").read_text()
     if printed != wanted:
         outcome.wrong.append(f"printed {printed!r} instead of {wanted!r}")
-    for number, machine in enumerate(machines):
-        outcome.wrong += differences(_files(original), _files(machine), needs_all=number == 0)
+    outcome.wrong += differences(_files(original), _files(machine))
     outcome.seconds = time.monotonic() - began
     return outcome
 
 
-def differences(wanted: Mapping[str, Path], found: Mapping[str, Path], needs_all: bool) -> list[str]:
-    """How files differ from the original's.
-
-    Args:
-        needs_all: whether all of them have to be there; a second machine has what it fetched or made.
-    """
+def differences(wanted: Mapping[str, Path], found: Mapping[str, Path]) -> list[str]:
+    """How files differ from the original's."""
     wrong = [f"{name} is one too many" for name in found.keys() - wanted.keys()]
-    wrong += [f"{name} is missing" for name in wanted.keys() - found.keys()] if needs_all else []
+    wrong += [f"{name} is missing" for name in wanted.keys() - found.keys()]
     for name in found.keys() & wanted.keys():
         with suppress(IsADirectoryError):
             ours, theirs = found[name].read_bytes(), wanted[name].read_bytes()
@@ -200,7 +182,26 @@ def _run_script(
     sys.path.insert(0, os.fspath(script.parent))
     if before:
         before()
-    run(os.fspath(script), os.fspath(folder))
+    _run(os.fspath(script), os.fspath(folder))
+
+
+def _run(script: str, folder: str) -> NoReturn:
+    """Run a script as Python does, to its end."""
+    code = 0
+    atexit._clear()  # what the process has registered that this one is a copy of
+    world.pid = os.getpid()
+    try:
+        os.chdir(folder)
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001 - as the interpreter does
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
 
 
 def _wait(children: Mapping[int, int], outcome: Outcome) -> None:
@@ -226,12 +227,12 @@ def _wait(children: Mapping[int, int], outcome: Outcome) -> None:
 
 def plants() -> dict[str, Callable[[], Any]]:
     """Mistakes that can be planted into each rank, to see that they are found."""
-    from dp2ddp_runtime.rank_zero import journal  # the ranks' own copy
+    from dp2ddp_runtime import disk  # the ranks' own copy
 
     def no_turn() -> None:
-        journal.Journal.let_pass = lambda self, *args: None  # type: ignore[method-assign]
+        disk.Disk._let_come = lambda self, *args: None  # type: ignore[method-assign]
 
     def no_wait() -> None:
-        journal.Journal.hear = lambda self, *args: None  # type: ignore[method-assign]
+        disk.Disk.settle = lambda self, *args: None  # type: ignore[method-assign]
 
     return {"removes at once": no_turn, "reads at once": no_wait}

@@ -1,8 +1,8 @@
 """Some steps of training on a GPU (or the CPU), as `benchmarks/gpu.py` starts it; prints what came out as JSON.
 
-One script for all ways to train, so that nothing else differs between them: `runtime` (ranks by `dp2ddp_runtime`), `hand`
-(DistributedDataParallel, as tutorials have it), `oracle` (one process that emulates `nn.DataParallel` with N replicas),
-`plain` (one process, no wrap).
+One script for all ways to train, so that nothing else differs between them: `runtime` (ranks by `dp2ddp_runtime`), `one`
+(a single rank that goes through all of it, over NCCL), `hand` (DistributedDataParallel, as tutorials have it), `oracle`
+(one process that emulates `nn.DataParallel` with N replicas), `plain` (one process, no wrap).
 """
 
 import argparse
@@ -11,6 +11,7 @@ import os
 import statistics
 import sys
 import time
+import traceback
 from pathlib import Path
 
 import torch
@@ -44,6 +45,11 @@ def convolutions():
     return nn.Sequential(*layers, nn.ReLU(), nn.Dropout(0.2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
 
 
+def segmentation():
+    layers = nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 21, 3, padding=1)
+    return nn.Sequential(*layers)
+
+
 def resnet(name):
     import torchvision
 
@@ -54,79 +60,76 @@ CASES = {
     "many": (Many, (64,)),
     "convolutions": (convolutions, (3, 64, 64)),
     "transformer": (transformer, (64, 256)),
+    "segmentation": (segmentation, (3, 64, 64)),
     "resnet18": (lambda: resnet("resnet18"), (3, 224, 224)),
     "resnet50": (lambda: resnet("resnet50"), (3, 224, 224)),
 }
 
 
-def wrapped(wrap, net, ranks):
-    """The model, and which rows of a batch this process passes to it."""
-    if wrap == "runtime":
-        import dp2ddp_runtime as ddp
-
-        return ddp.wrap_model(net), slice(None)
+def place(wrap, ranks):
+    """This process's device, whether it prints, which rows of a batch are its own, and how a model is wrapped."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if wrap == "plain":
+        return device, True, slice(None), lambda net: net
     if wrap == "oracle":
         from dp2ddp.verify.emulate.oracle import EmulatedDataParallel
 
-        return EmulatedDataParallel(net, n=ranks), slice(None)
-    if wrap == "hand":
-        rank = int(os.environ["RANK"])
-        return nn.parallel.DistributedDataParallel(net), slice(rank, None, ranks)
-    return net, slice(None)
-
-
-def place(wrap, ranks):
-    """This process's device, whether it prints, and by what it talks to the others."""
-    has_gpu = torch.cuda.is_available()
-    if wrap == "runtime":
+        return device, True, slice(None), lambda net: EmulatedDataParallel(net, n=ranks)
+    if wrap in ("runtime", "one"):
         import dp2ddp_runtime as ddp
-        from dp2ddp_runtime.ranks import group
 
         ddp.setup()
-        return ddp.device(), ddp.is_main(), group.backends() if ddp.world_size() > 1 else ""
-    if wrap != "hand":
-        return torch.device("cuda" if has_gpu else "cpu"), True, ""
+        if wrap == "one":
+            be_one()
+        return device, True, slice(None), ddp.wrap_model
     import torch.distributed as dist
 
-    count, local = torch.cuda.device_count(), int(os.environ["LOCAL_RANK"])
-    device = torch.device("cuda", local % count) if has_gpu else torch.device("cpu")
-    if has_gpu:
+    rank, count, local = int(os.environ["RANK"]), torch.cuda.device_count(), int(os.environ["LOCAL_RANK"])
+    if count:
+        device = torch.device("cuda", local % count)
         torch.cuda.set_device(device)
-    backend = "nccl" if has_gpu and ranks <= count else "gloo"
-    dist.init_process_group(backend)
-    return device, dist.get_rank() == 0, backend
+    dist.init_process_group("nccl" if count and ranks <= count else "gloo")
+    return device, rank == 0, slice(rank, None, ranks), nn.parallel.DistributedDataParallel
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("wrap", choices=["runtime", "hand", "oracle", "plain"])
-    parser.add_argument("case", choices=CASES)
-    parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--batch-size", type=int, default=12)
-    parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--amp", choices=["none", "float16", "bfloat16"], default="none")
-    args = parser.parse_args()
+def be_one():
+    """Let this process be all ranks, and meet itself over NCCL (over gloo on the CPU)."""
+    import torch.distributed as dist
+    from dp2ddp_runtime.world import NEVER, world
 
-    device, prints, backend = place(args.wrap, args.ranks)
-    torch.backends.cudnn.deterministic = True
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), 0, 1, NEVER)
+    groups = dict.fromkeys(("cpu", "cuda", "sums"), gloo)
+    world.store = store
+    if torch.cuda.is_available():
+        world.device = torch.device("cuda", 0)
+        for name in ("cuda", "sums"):
+            options = dist.ProcessGroupNCCL.Options()
+            groups[name] = dist.ProcessGroupNCCL(dist.PrefixStore(name, store), 0, 1, options)
+    world.groups = groups
+
+
+def train(case, amp, steps, batch_size, device, rows, wrap):
+    """What a case comes to."""
     torch.manual_seed(0)
-    make, shape = CASES[args.case]
-    net, rows = wrapped(args.wrap, make().to(device), args.ranks)
+    make, shape = CASES[case]
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    net = wrap(make().to(device))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
-    dtype = getattr(torch, args.amp, torch.float16)
-    scaler = torch.amp.GradScaler(device.type, enabled=args.amp == "float16" and device.type == "cuda")
+    dtype = getattr(torch, amp, torch.float16)
+    scaler = torch.amp.GradScaler(device.type, enabled=amp == "float16" and device.type == "cuda")
     data = torch.Generator().manual_seed(1)
     losses, seconds = [], []
-    for _ in range(args.steps):
-        x = torch.randn(args.batch_size, *shape, generator=data)
-        y = torch.randint(10, (args.batch_size,), generator=data)
+    for _ in range(steps):
+        x = torch.randn(batch_size, *shape, generator=data)
+        y = torch.randint(10, (batch_size, *(shape[1:] if case == "segmentation" else ())), generator=data)
         if device.type == "cuda":
             torch.cuda.synchronize()
         start = time.perf_counter()
         x, y = x[rows].to(device), y[rows].to(device)
         optimizer.zero_grad()
-        with torch.autocast(device.type, dtype=dtype, enabled=args.amp != "none"):
+        with torch.autocast(device.type, dtype=dtype, enabled=amp != "none"):
             loss = F.cross_entropy(net(x).float(), y)
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
@@ -135,17 +138,39 @@ def main():
         scaler.update()
         losses.append(loss.item())
         seconds.append(time.perf_counter() - start)
-    if prints:
-        found = {
-            "losses": losses,
-            "norms": [value.double().norm().item() for value in net.state_dict().values() if value.is_floating_point()],
-            "scale": scaler.get_scale(),
-            "ms": statistics.median(seconds[len(seconds) // 3 :]) * 1e3,
-            "peak_mb": torch.cuda.max_memory_allocated() / 1e6 if device.type == "cuda" else None,
-            "backend": backend,
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        }
-        print(json.dumps(found))
+    return {
+        "losses": losses,
+        "norms": [value.double().norm().item() for value in net.state_dict().values() if value.is_floating_point()],
+        "scale": scaler.get_scale(),
+        "ms": statistics.median(seconds[len(seconds) // 3 :]) * 1e3,
+        "peak_mb": torch.cuda.max_memory_allocated() / 1e6 if device.type == "cuda" else None,
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("wrap", choices=["runtime", "one", "hand", "oracle", "plain"])
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=1e9, help="no case begins after that")
+    parser.add_argument("runs", nargs="+", help="case:autocast:steps:rows of a batch")
+    args = parser.parse_args()
+
+    began = time.monotonic()
+    device, prints, rows, wrap = place(args.wrap, args.ranks)
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    for run in args.runs:
+        if time.monotonic() - began > args.seconds:
+            break
+        case, amp, steps, batch_size = run.split(":")
+        try:
+            found = train(case, amp, int(steps), int(batch_size), device, rows, wrap)
+        except Exception:
+            found = {"error": traceback.format_exc()[-1500:]}
+        if prints:
+            print(json.dumps({"run": run, **found}), flush=True)
+        if "error" in found:
+            break
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import torch
 from .build import PretendCudaUnavailableError
 from .counts import Copy, copies, reset_copies
 
-__all__ = ["Copy", "PretendCudaUnavailableError", "copies", "install", "installed", "reset_copies"]
+__all__ = ["Copy", "PretendCudaUnavailableError", "copies", "install", "installed", "is_fixed", "reset_copies"]
 
 _held: list[Any] = []  # what must live as long as the process
 
@@ -30,6 +30,11 @@ _held: list[Any] = []  # what must live as long as the process
 def installed() -> bool:
     """Whether this process pretends."""
     return bool(_held)
+
+
+def is_fixed() -> bool:
+    """Whether CUDA has read the environment: what a real driver tells `dp2ddp_runtime.gpus.is_fixed`."""
+    return any(getattr(each, "is_fixed", False) for each in _held)
 
 
 def install(devices: int = 2, *, backward_threads: bool = False) -> None:

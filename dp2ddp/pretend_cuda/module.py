@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from importlib import import_module
 from typing import Any
 
@@ -202,6 +203,18 @@ def install_collectives() -> None:
         return c10d._create_gloo_process_group(options, None)
 
     known["NCCL"] = known["NCCL"]._replace(creator_fn=create, extended_api=True)
+
+    class ProcessGroupNCCL:
+        """What is made by hand: gloo's, with the arguments of NCCL's."""
+
+        class Options:
+            pass
+
+        def __new__(cls, store: Any, rank: int, size: int, options: object) -> Any:
+            return c10d.ProcessGroupGloo(store, rank, size, timedelta(days=1))
+
+    for module in (c10d, sys.modules["torch.distributed"]):
+        _set(module, ProcessGroupNCCL=ProcessGroupNCCL)
 
 
 def _install_storages() -> None:

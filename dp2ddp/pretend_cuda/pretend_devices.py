@@ -29,6 +29,11 @@ class Devices:
         """How many are visible, as NVML counts them: by the environment, also when CUDA has read it before."""
         return self._visible()
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether CUDA has read the environment."""
+        return self._frozen is not None
+
     def freeze(self) -> int:
         """How many CUDA sees: what the environment said when it was asked first."""
         if self._frozen is None:

@@ -85,7 +85,7 @@ class OracleDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ignor
     """
 
     #: What the forward of replica i is run in, for who shares them between models; None: each instance has its own
-    #: `dp2ddp_runtime.ranks.rng.Stream(rank=i)`.
+    #: `dp2ddp_runtime.streams.Stream(rank=i)`.
     streams: ClassVar[Sequence[AbstractContextManager[Any]] | None] = None
 
     def __init__(
@@ -102,7 +102,7 @@ class OracleDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ignor
         """What the forward of `replica` is run in, with its device the current one."""
         if self.streams is not None:
             return self.streams[replica]
-        from dp2ddp_runtime.ranks.rng import Stream  # the runtime asks CUDA for a rank's device when it is imported
+        from dp2ddp_runtime.streams import Stream  # the runtime asks CUDA for a rank's device when it is imported
 
         return self._own.setdefault(replica, Stream(rank=replica))
 

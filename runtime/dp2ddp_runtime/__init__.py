@@ -1,21 +1,20 @@
 """What scripts that dp2ddp has converted import: `nn.DataParallel`'s training, in one process per device.
 
-The rule that keeps it from deadlock: every rank runs every line of the script; only sinks (a file, the terminal, a
-logger) do nothing on ranks other than 0, and no sink contains a collective.
+Every rank runs every line of the script, on whole batches; the wrapped model alone is split. Rank 0 is the process that
+was started; the others are born at the first wrap (`birth`).
 """
+
+from __future__ import annotations
 
 from typing import NoReturn
 
-from .base.world import device, device_count, is_main, local_rank, rank, world_size
-from .batches import losses, rowwise, views  # noqa: F401 - they enter what they can do into `deferred.RULES`
-from .batches.fewer import release_idle
-from .batches.loader import set_epoch, shard_loader
-from .model.wrapped import WrappedModel, data_parallel, load_state_dict, wrap_model
-from .operations import barrier, broadcast, gather
-from .rank_zero.checkpoint import load, save
-from .rank_zero.main_only import main_first, main_only, own_files
-from .ranks.rng import seed_everything
-from .setup import setup
+from .birth import release_idle
+from .files import broadcast, load, main_first, main_only, own_files, save
+from .loader import set_epoch, shard_loader
+from .model import WrappedModel, data_parallel, load_state_dict, wrap_model
+from .ranks import barrier, device, device_count, gather, is_main, local_rank, rank, world_size
+from .start import setup
+from .streams import seed_everything
 from .version import __version__
 
 __all__ = [

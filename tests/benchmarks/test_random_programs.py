@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from dp2ddp_runtime.model import scatter_gather
-from dp2ddp_runtime.model.wrapped import wrap_model
+from dp2ddp_runtime.gradients import Layout
+from dp2ddp_runtime.model import wrap_model
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -54,28 +54,30 @@ def test_the_emulation_is_torchs_own_data_parallel() -> None:
 
 def unused_stay_none(module: nn.Module, dim: int = 0) -> Any:
     """Wrap a model so that what no replica uses keeps None for a gradient."""
-    adjoint: Any = importlib.import_module("dp2ddp_runtime.gradients.adjoint")
-    later = adjoint.later
+    gradients: Any = importlib.import_module("dp2ddp_runtime.gradients")
+    accumulate = gradients._accumulate
 
-    def without_zeros(grads: Any, leaves: Any, wanted: Any, bucket: Any) -> None:
-        later(grads, leaves, [is_wanted and bool(grad.any()) for is_wanted, grad in zip(wanted, grads)], bucket)
+    def without_zeros(leaves: Any, grads: Any) -> None:
+        accumulate(*zip(*(pair for pair in zip(leaves, grads) if pair[1].any())))
 
-    if later.__name__ == "later":
-        adjoint.later = without_zeros
-    return wrap_model(module, dim)
+    begin = gradients.Sums.begin
+    if accumulate.__name__ == "_accumulate":
+        gradients._accumulate = without_zeros
+        gradients.Sums.begin = lambda sums, *rest: begin(sums, *rest[:2], rest[2]._replace(model=()))
+    return wrap_model(module, dim=dim)
 
 
 def another_row(module: nn.Module, dim: int = 0) -> Any:
     """Wrap a model so that the first rank has the second row twice."""
-    if scatter_gather._take_rows.__name__ == "_take_rows":
-        take = scatter_gather._take_rows
+    if Layout.take.__name__ == "take":
+        take = Layout.take
 
-        def wrong(tensor: torch.Tensor, *args: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
-            rows, tokens = take(tensor, *args)
-            return (torch.cat([rows[1:2], rows[1:]]) if len(rows) > 1 else rows), tokens
+        def wrong(layout: Any, tensor: torch.Tensor) -> torch.Tensor:
+            rows = take(layout, tensor)
+            return torch.cat([rows[1:2], rows[1:]]) if len(rows) > 1 else rows
 
-        scatter_gather._take_rows = wrong  # type: ignore[assignment]
-    return wrap_model(module, dim)
+        Layout.take = wrong  # type: ignore[method-assign]
+    return wrap_model(module, dim=dim)
 
 
 @pytest.mark.parametrize("mistake", [unused_stay_none, another_row])

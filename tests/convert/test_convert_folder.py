@@ -110,13 +110,13 @@ def test_the_runtime_is_copied_beside_every_script(project: Path) -> None:
     assert read("out") == CONVERTED
     # The copies are none of the project's own files, and stay as they are.
     assert run("out", "--in-place", "--vendor").stderr == "out: nothing to convert\n"
-    Path("out/tools/dp2ddp_runtime/base/world.py").write_text("mine")
+    Path("out/tools/dp2ddp_runtime/world.py").write_text("mine")
     write(Path("out"), FILES)
     refused = run("out", "--in-place", "--vendor")
     assert refused.stderr.startswith("dp2ddp: out/tools/dp2ddp_runtime: exists already, and is not this version")
     assert read("out") == FILES
     assert run("out", "--in-place", "--vendor", "--force").exit_code == 0
-    assert Path("out/tools/dp2ddp_runtime/base/world.py").read_text() != "mine"
+    assert Path("out/tools/dp2ddp_runtime/world.py").read_text() != "mine"
 
 
 def test_a_copy_says_what_it_is_and_is_told_when_it_is_old(project: Path) -> None:

@@ -30,7 +30,7 @@ def texts(folder: Path) -> Iterator[str]:
 
 
 def raised(folder: Path) -> Iterator[tuple[str, str]]:
-    """The file and text of every error that is raised, and every warning that is given, with a text of its own."""
+    """The file and text of every error that is made, and every warning that is given, with a text of its own."""
     for path in folder.rglob("*.py"):
         tree = ast.parse(path.read_text("utf-8"))
         values = {
@@ -40,17 +40,26 @@ def raised(folder: Path) -> Iterator[tuple[str, str]]:
             for target in node.targets
             if isinstance(target, ast.Name)
         }
-        for call in _speaking(tree):
-            said = call.args[0]
+        for said in _said(tree):
             text = text_of(values.get(said.id, said) if isinstance(said, ast.Name) else said)
-            if text:
+            if text and " " in text.strip():  # a word alone is a signal between functions
                 yield path.name, text
 
 
-def _speaking(tree: ast.Module) -> Iterator[ast.Call]:
-    for node in ast.walk(tree):
-        call = node.exc if isinstance(node, ast.Raise) else node
-        is_warning = isinstance(call, ast.Call) and ast.unparse(call.func) in ("warnings.warn", "sys.stderr.write")
-        is_shown = isinstance(call, ast.Call) and any(each.arg == "file" for each in call.keywords)
-        if isinstance(call, ast.Call) and call.args and (isinstance(node, ast.Raise) or is_warning or is_shown):
-            yield call
+def _said(tree: ast.Module) -> Iterator[ast.expr]:
+    """What is told, in calls that make an error, warn, or write to standard error."""
+    for call in ast.walk(tree):
+        if not isinstance(call, ast.Call) or not call.args:
+            continue
+        name = ast.unparse(call.func).rpartition(".")[2].lstrip("_")
+        if name.endswith("Error") or name in _SPEAKING:
+            said = call.args[0]
+            # A constant that is filled in: `_UNLIKE.format(...)`.
+            yield said.func.value if isinstance(said, ast.Call) and isinstance(said.func, ast.Attribute) else said
+        elif name == "tell" and len(call.args) == 2:  # once for each key
+            yield call.args[1]
+        elif ast.unparse(call.func) == "sys.stderr.write":
+            yield call.args[0]
+
+
+_SPEAKING = ("SystemExit", "Divergence", "PeerError", "warn", "say", "end", "refusal")

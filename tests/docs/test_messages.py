@@ -8,8 +8,13 @@ import messages
 
 _PAGE = (messages.ROOT / "docs" / "troubleshooting.md").read_text("utf-8")
 _ON_PAGE = re.findall(r"^### `(.*?)`(?: and .*)?$", _PAGE, re.MULTILINE)
-#: What the runtime catches itself, what is Python's own, and what is filled in with texts that are on the page.
-_LEFT_OUT = {"no row for each of the batch's", "module … has no attribute …", "dp2ddp: rank … of … …"}
+#: What the runtime catches itself, what is Python's or torch's own, and what is filled in with texts of the page.
+_LEFT_OUT = {
+    "another machine",
+    "module … has no attribute …",
+    "Parent directory … does not exist.",
+    "dp2ddp: ……\n…….\n",
+}
 
 
 def _is(shown: str, text: str) -> bool:

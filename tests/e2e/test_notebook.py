@@ -19,7 +19,6 @@ from dp2ddp.cli import main
 NOTEBOOK = fixture_data.FIXTURES / "notebook" / "digits.ipynb"
 TRAINING = """\
 import torch
-import os
 import torch.nn as nn
 
 torch.manual_seed(0)
@@ -31,7 +30,7 @@ for x, y in torch.utils.data.DataLoader(data, 6, shuffle=True):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-print(f"loss {loss.item():.9f} in {2 if 'DP2DDP_PLACE' in os.environ else 1} processes")
+print(f"loss {loss.item():.9f} in {globals()['ddp'].world_size() if 'ddp' in globals() else 1} processes")
 torch.save(net.state_dict(), "net.pt")
 """
 

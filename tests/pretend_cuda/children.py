@@ -18,9 +18,10 @@ def _run(variables: Mapping[str, str], devices: int | None, function: Callable[.
     import torch
 
     torch.set_num_threads(1)
-    multiprocessing.set_start_method(
-        "fork", force=True
-    )  # of what the call starts: as in a script, not as of this process
+    # As in a script that was started: it is nobody's worker, and of what it starts itself Python decides how.
+    process: Any = multiprocessing.process
+    process._parent_process = None
+    multiprocessing.set_start_method("fork", force=True)
     if devices is not None:
         from dp2ddp.pretend_cuda import install
 
@@ -32,17 +33,13 @@ def _run(variables: Mapping[str, str], devices: int | None, function: Callable[.
 def call(
     function: Callable[..., Any], *arguments: Any, devices: int | None = 2, ranks: int = 1, **variables: str
 ) -> Any:
-    """What `function` returns in a process with `devices` pretend devices, or the list of what it does on each rank.
-
-    A rank is shown its own device only: one that has to hide others would start its command again.
-    """
+    """What `function` returns in a process with `devices` pretend devices, or the list of what it does on each rank."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch._dynamo", "dp2ddp.pretend_cuda.replicas"])
     with ExitStack() as stack:
         running = []
         for rank in range(ranks):
-            names = ("RANK", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES") if ranks > 1 else ()
-            own = dict.fromkeys(names, str(rank))
+            own = dict.fromkeys(("RANK", "LOCAL_RANK") if ranks > 1 else (), str(rank))
             pool = stack.enter_context(ProcessPoolExecutor(1, mp_context=context))
             running.append(pool.submit(_run, {**variables, **own}, devices, function, *arguments))
         results = [each.result() for each in running]

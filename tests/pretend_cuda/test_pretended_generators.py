@@ -1,4 +1,4 @@
-"""The states of all GPUs' generators, as checkpoints hold them: a rank sees one GPU, DataParallel's process all."""
+"""The states of all GPUs' generators, as checkpoints hold them: of which a rank's own is the first."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ def on_rank(theirs: States) -> Any:
     import dp2ddp_runtime as ddp
 
     ddp.setup(seed=3)
+    ddp.wrap_model(nn.Linear(1, 1).cuda())
     states = torch.cuda.get_rng_state_all()
     first = torch.rand(3, device="cuda").tolist()
     torch.cuda.random.set_rng_state_all(iter(theirs))
@@ -45,6 +46,6 @@ def test_states_of_all_gpus_carry_over(unused_port: str) -> None:
     assert len(theirs) == 2
     assert not torch.equal(*theirs)
     at = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": unused_port}
-    for (state,), first, script in call(on_rank, theirs, ranks=2, PYTHONHASHSEED="0", **at):
+    for (state, _), first, script in call(on_rank, theirs, ranks=2, PYTHONHASHSEED="0", **at):
         assert script == call(after, theirs)
         assert first == call(after, [state])

@@ -1,4 +1,4 @@
-"""Which GPU a rank sees: its own one, whoever starts it and whatever the script does before `setup`."""
+"""Which GPU a rank sees first: its own one, whoever starts it and whatever the script sets the variable to."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ SCRIPT = """\
 import os
 with open("starts", "a") as file:
     file.write(os.environ.get("RANK", "-"))
-from dp2ddp.pretend_cuda import install
+from dp2ddp.pretend_cuda import install, is_fixed
 install(4)
 import threading, torch, json
 BEFORE
 import dp2ddp_runtime as ddp
+from dp2ddp_runtime import gpus
+gpus.is_fixed = is_fixed
+ddp.setup()
 AFTER
-ddp.setup(device_ids=IDS)
-assert "PYTORCH_NVML_BASED_CUDA_CHECK" not in os.environ
+ddp.wrap_model(torch.nn.Linear(2, 2), device_ids=IDS)
 in_thread = []
-thread = threading.Thread(target=lambda: in_thread.append(str(torch.zeros(1).cuda().device)))
+thread = threading.Thread(target=lambda: in_thread.append(str(torch.zeros(1).cuda(IDS[0]).device)))
 thread.start()
 thread.join()
-moved = str(torch.zeros(1).cuda(0).device), str(torch.zeros(1).to("cuda").device), *in_thread
-mine = os.environ["CUDA_VISIBLE_DEVICES"], torch.cuda.device_count(), ddp.device_count(), str(ddp.device())
+moved = str(torch.zeros(1).cuda(IDS[0]).device), *in_thread
+mine = os.environ["CUDA_VISIBLE_DEVICES"], torch.cuda.device_count(), str(ddp.device())
 print(json.dumps([ddp.gather([*mine, sorted(set(moved))]), torch.distributed.is_initialized()]))
 """
 ASK = "assert torch.cuda.is_available()"
 CHOOSE = 'os.environ["CUDA_VISIBLE_DEVICES"] = "3,1,2"'
-SAY = "print('said', flush=True)"
-SEEN = 'print(ddp.device(), torch.cuda.is_available(), os.environ.get("CUDA_VISIBLE_DEVICES"))'
+SEEN = 'print(ddp.device(), torch.cuda.is_available(), ddp.world_size(), os.environ.get("CUDA_VISIBLE_DEVICES"))'
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
@@ -54,51 +55,51 @@ def run(folder: Path, launcher: list[str], script: Path, **env: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("ids", "before", "after", "env", "gpus", "count"),
+    ("launcher", "ids", "before", "after", "env", "seen", "starts"),
     [
-        ([0, 1], CHOOSE, ASK, {}, ["3", "1"], 3),  # the original counts the other, too
-        ("3,1", "", "", {"CUDA_VISIBLE_DEVICES": "0"}, ["3", "1"], 2),  # as if the script set the variable there
+        ([], [0, 1], CHOOSE, ASK, {}, ["3,1,2", "1,3,2"], "--"),  # the script sets it behind its imports
+        ([], [0, 1], "", f"{CHOOSE}; {ASK}", {}, ["3,1,2", "1,3,2"], "--"),
+        ([], [1, 2], "", ASK, {"CUDA_VISIBLE_DEVICES": "0,2,3"}, ["0,2,3", "0,3,2"], "--"),
+        (TORCHRUN, [0, 1], "", f"{CHOOSE}; {ASK}", {}, ["3,1,2", "1,3,2"], "01"),
+        (TORCHRUN, [0, 1], CHOOSE, ASK, {}, ["3,1,2", "1,3,2"], "01"),
+        (TORCHRUN, [0, 3], ASK, "", {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, ["0,1,2,3", "3,1,2,0"], "011"),  # begins anew
     ],
 )
-def test_a_plain_start_shows_each_rank_its_gpu(
-    ids: Any, before: str, after: str, env: dict[str, str], gpus: list[str], count: int, tmp_path: Path
+def test_each_rank_sees_its_gpu_first(
+    launcher: list[str],
+    ids: list[int],
+    before: str,
+    after: str,
+    env: dict[str, str],
+    seen: list[str],
+    starts: str,
+    tmp_path: Path,
 ) -> None:
-    done = started(tmp_path, [], ids, before, after, **env)
+    done = started(tmp_path, launcher, ids, before, after, **env)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)[0] == [[gpu, 1, count, "cuda:0", ["cuda:0"]] for gpu in gpus]
-
-
-@pytest.mark.parametrize(
-    ("ids", "before", "after", "gpus", "starts"),
-    [
-        ([0, 1], "", f"{ASK}; {CHOOSE}", ["3", "1"], "01"),  # NVML answers
-        ([3, 1], "", f"{SAY}; {ASK}; x = torch.zeros(1).cuda()", ["3", "1"], "0011"),  # it has read the environment
-    ],
-)
-def test_under_a_launcher_each_rank_sees_its_gpu(
-    ids: Any, before: str, after: str, gpus: list[str], starts: str, tmp_path: Path
-) -> None:
-    done = started(tmp_path, TORCHRUN, ids, before, after)
-    assert done.returncode == 0, done.stderr
-    *said, told = done.stdout.splitlines()
-    assert json.loads(told)[0] == [[gpu, 1, 2, "cuda:0", ["cuda:0"]] for gpu in gpus]
-    assert said == ["said"] * (SAY in after)
+    device = f"cuda:{ids[0]}"
+    count = len(seen[0].split(","))
+    assert json.loads(done.stdout) == [[[each, count, device, [device]] for each in seen], False]
     assert "".join(sorted((tmp_path / "starts").read_text())) == starts
 
 
-def test_cuda_that_nvml_alone_sees_is_as_if_it_were_not_there(tmp_path: Path) -> None:
-    """A driver that is too old, for instance: the original trains on the CPU."""
+@pytest.mark.parametrize("launcher", [[], TORCHRUN])
+def test_cuda_that_nvml_alone_sees_is_as_if_it_were_not_there(launcher: list[str], tmp_path: Path) -> None:
+    """A driver that is too old, for instance: the original trains on the CPU, in one process."""
     script = tmp_path / "train.py"
-    broken = "torch._C._cuda_getDeviceCount = lambda: 0"
-    script.write_text(f"{SCRIPT.split('BEFORE')[0]}{broken}\nimport dp2ddp_runtime as ddp\n{SAY}\nddp.setup()\n{SEEN}")
-    done = run(tmp_path, TORCHRUN, script)
+    top = SCRIPT.split("BEFORE")[0]
+    broken = "torch._C._cuda_getDeviceCount = lambda: 0\nimport dp2ddp_runtime as ddp\nddp.setup()\n"
+    script.write_text(f"{top}{broken}ddp.wrap_model(torch.nn.Linear(2, 2))\n{SEEN}\n")
+    done = run(tmp_path, launcher, script)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["said", "cpu False None"]
-    assert sorted((tmp_path / "starts").read_text()) == [*"0011"]
+    assert done.stdout.splitlines() == [f"cpu False {2 if launcher else 1} None"]
 
 
-def test_cuda_that_is_used_too_early_is_an_error(tmp_path: Path) -> None:
-    done = started(tmp_path, [], [0, 1], f"{CHOOSE}; {ASK}")
+@pytest.mark.parametrize("launcher", [[], TORCHRUN])
+def test_cuda_that_is_used_too_early_is_an_error(launcher: list[str], tmp_path: Path) -> None:
+    """Where no rank can be shown another order: the script sets the variable itself, and uses CUDA ahead of `setup`."""
+    done = started(tmp_path, launcher, [0, 1], f"{CHOOSE}; {ASK}")
     assert done.returncode == 1
-    assert "import dp2ddp_runtime above the line that does so" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert "CUDA was used with CUDA_VISIBLE_DEVICES=3,1,2 before ddp.setup()" in done.stderr
+    assert "set PYTORCH_NVML_BASED_CUDA_CHECK=1" in done.stderr
+    assert "Traceback" not in done.stderr or launcher  # torchrun's own

@@ -130,13 +130,13 @@ def test_gradients_mistakes_and_precision() -> None:
 def on_rank() -> tuple[list[Tensor], list[Any]]:
     import dp2ddp_runtime as ddp
     import torch.distributed as dist
-    from dp2ddp_runtime.ranks import group
+    from dp2ddp_runtime.world import world
 
     ddp.setup()
     state = train(ddp.wrap_model, ddp.device())
     assert not dist.is_initialized()
-    assert kinds(ddp.wrap_model(Product())) == HALF
-    dist.GroupMember.WORLD = group.whole()
+    store = dist.PrefixStore("own", world.store)
+    dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=ddp.rank(), world_size=ddp.world_size())
     rank, device = dist.get_rank(), ddp.device()
     total = torch.full((2,), float(rank + 1), device=device)
     dist.all_reduce(total)
@@ -153,6 +153,19 @@ def on_rank() -> tuple[list[Tensor], list[Any]]:
     plain(total).sum().backward()
     slope = plain.module.weight.grad
     return state, [str(device), total.tolist(), [each.tolist() for each in gathered], flat.tolist(), slope.tolist()]
+
+
+def kinds_on_rank() -> list[torch.dtype]:
+    import dp2ddp_runtime as ddp
+
+    ddp.setup()
+    return kinds(ddp.wrap_model(Product()))
+
+
+def test_ranks_cast_to_what_was_asked_for(unused_port: str) -> None:
+    """As docs/questions.md says ("I said bfloat16, and DataParallel ran in float16")."""
+    at = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": unused_port}
+    assert call(kinds_on_rank, ranks=2, PYTHONHASHSEED="0", **at) == [[torch.bfloat16] * 2] * 2
 
 
 def oracle_alone() -> list[Tensor]:

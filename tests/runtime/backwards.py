@@ -7,26 +7,26 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from dp2ddp_runtime.base import world
-from dp2ddp_runtime.gradients import summing
+from dp2ddp_runtime import gradients
+from dp2ddp_runtime.world import world
 from torch import nn
 
 
 def a_row_each(requires_grad: bool = False) -> torch.Tensor:
     """A batch with a row for each rank, that differ."""
-    rows = [[rank + 1.0] * 2 for rank in range(world.world_size())]
+    rows = [[rank + 1.0] * 2 for rank in range(world.size)]
     return torch.tensor(rows, requires_grad=requires_grad)
 
 
 @contextlib.contextmanager
 def bucket_sizes() -> Iterator[None]:
     """A bucket for each gradient."""
-    before = summing._FIRST_BUCKET, summing._BUCKET
-    summing._FIRST_BUCKET = summing._BUCKET = 1
+    before = list(gradients.BUCKETS)
+    gradients.BUCKETS[:] = 1, 1
     try:
         yield
     finally:
-        summing._FIRST_BUCKET, summing._BUCKET = before
+        gradients.BUCKETS[:] = before
 
 
 class _Break(torch.autograd.Function):

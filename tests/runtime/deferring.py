@@ -1,47 +1,59 @@
-"""Batches that are deferred: small ones, made large, and how many exchanges a piece of a script takes."""
+"""Batches of which each rank holds its rows; how many messages a piece of a script takes; everything made large."""
 
 from __future__ import annotations
 
 from typing import Any, Callable
 
 import torch
-from dp2ddp_runtime.batches import deferred, loader
-from dp2ddp_runtime.model import scatter_gather
-from dp2ddp_runtime.ranks import exchange
-from torch.utils.data import DataLoader, TensorDataset
+from dp2ddp_runtime import rows as rows_module
+from dp2ddp_runtime.rows import Rows, cut
+from dp2ddp_runtime.world import world
 
 ROWS = 7  # uneven on 2 and on 3 ranks
 
 
 def data(rows: int = ROWS, width: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the loader's samples are, whole."""
     generator = torch.Generator().manual_seed(3)
     return torch.rand(rows, width, 8, 8, generator=generator), torch.randint(5, (rows,), generator=generator)
 
 
-def batches(size: int = ROWS, rows: int = ROWS, **options: Any) -> Any:
-    return loader.shard_loader(DataLoader(TensorDataset(*data(rows)), size, **options))
+def chunks(total: int, size: int) -> list[int]:
+    """`torch.chunk`'s sizes."""
+    each = -(-total // size)
+    return [max(0, min(each, total - rank * each)) for rank in range(size)]
 
 
-def batch(**options: Any) -> tuple[deferred.Deferred, deferred.Deferred]:
-    x, y = next(iter(batches(**options)))
-    assert isinstance(x, deferred.Deferred)
-    assert isinstance(y, deferred.Deferred)
-    return x, y
+def deferred(whole: torch.Tensor) -> Any:
+    """This rank's rows of it, as a loader gives them; in a process alone itself."""
+    if world.size == 1:
+        return whole.clone()
+    sizes = chunks(len(whole), world.size)
+    return Rows(cut(whole, sizes).clone(), sizes)
 
 
-def exchanges(action: Callable[[], Any]) -> int:
-    """How many exchanges a piece of a script takes."""
-    before = exchange._count
+def batch(rows: int = ROWS) -> tuple[Any, Any]:
+    x, y = data(rows)
+    return deferred(x), deferred(y)
+
+
+def is_rows(value: Any) -> bool:
+    """Whether nobody has looked at it."""
+    return isinstance(value, Rows) and value._whole is None
+
+
+def messages(action: Callable[[], Any]) -> int:
+    """How many messages a piece of a script takes."""
+    before = world.count
     action()
-    return exchange._count - before
+    return world.count - before
 
 
 class Large:
-    """Makes everything large: nothing travels along, and outputs stay deferred."""
+    """Makes everything large: nothing travels along."""
 
     def __enter__(self) -> None:
-        self.before = deferred.SMALL, scatter_gather.LARGE
-        deferred.SMALL, scatter_gather.LARGE = 0, 0
+        self.before, rows_module.SMALL = rows_module.SMALL, -1
 
     def __exit__(self, *error: object) -> None:
-        deferred.SMALL, scatter_gather.LARGE = self.before
+        rows_module.SMALL = self.before

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 import torch
-from dp2ddp_runtime.base import world
-from dp2ddp_runtime.model.wrapped import fit_prefix, load_state_dict
-from dp2ddp_runtime.rank_zero.checkpoint import _to_own_device, load, save
+from dp2ddp_runtime import load, load_state_dict, save
+from dp2ddp_runtime.model import fit_prefix
+from dp2ddp_runtime.world import world
 from torch import nn
 
 
@@ -195,9 +195,9 @@ def test_mode_and_links_stay(tmp_path: Path) -> None:
 
 def _save_and_load(folder: Path) -> list[Any]:
     with open(folder / "file.pt", "wb") as f:
-        save({"by": world.rank()}, f)
+        save({"by": world.rank}, f)
     memory = io.BytesIO()
-    save(world.rank(), memory)
+    save(world.rank, memory)
     memory.seek(0)
     return [load(folder / "file.pt"), load(memory)]
 
@@ -222,21 +222,8 @@ def test_load_passes_everything_on(tmp_path: Path) -> None:
         load(tmp_path / "none.pt")
 
 
-def test_cuda_storages_come_to_the_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Storage:
-        def cuda(self, device: int) -> str:  # torch 2.15's takes no `torch.device`
-            return f"on cuda:{device + 0}"
-
-    monkeypatch.setattr(world, "_world", world.World(device=torch.device("cuda", 1), ready=True))
-    assert _to_own_device(Storage(), "cuda:0") == "on cuda:1"
-    assert _to_own_device(Storage(), "cpu") is None
-    monkeypatch.setattr(world, "_world", world.World(ready=True))
-    storage = Storage()
-    assert _to_own_device(storage, "cuda:0") is storage
-
-
 def test_a_whole_dataparallel_comes_back_wrapped(tmp_path: Path) -> None:
-    from dp2ddp_runtime.model.wrapped import WrappedModel
+    from dp2ddp_runtime import WrappedModel
 
     model = nn.DataParallel(Net(), dim=0)
     torch.save(model, tmp_path / "net.pt")

@@ -9,8 +9,9 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import dp2ddp_runtime as ddp
 import pytest
-from dp2ddp_runtime.base import world
+from dp2ddp_runtime.world import world
 
 from dp2ddp.convert.pipeline import convert_source
 from dp2ddp.rules import Options
@@ -30,7 +31,7 @@ def _converted(body: str) -> str:
 def _fetch_slowly(url: str, path: str) -> None:
     """`urlretrieve` that takes its time, and says that it was called."""
     with open("fetched", "a") as log:
-        log.write(f"{world.rank()}\n")
+        log.write(f"{world.rank}\n")
     content = Path(url).read_bytes()
     time.sleep(0.2)
     with open(path, "wb") as file:
@@ -43,13 +44,14 @@ def _fetch_slowly(url: str, path: str) -> None:
 def _run(text: str, folder: str, per_machine: int = 0) -> dict[str, Any]:
     """Run a converted script, as one of `per_machine` ranks of each machine; the value of `result`, and who fetched."""
     os.chdir(folder)
-    place = world.current()
+    place = world
     local, original = place.local_rank, urllib.request.urlretrieve
     place.local_rank = place.rank % per_machine if per_machine else local
     urllib.request.urlretrieve = _fetch_slowly  # type: ignore[assignment]
     try:
         names: dict[str, Any] = {"RANK": place.rank, "MACHINE": place.rank - place.local_rank}
         exec(compile(text, "script.py", "exec"), names)
+        ddp.barrier()  # a script's end is one
     finally:
         place.local_rank, urllib.request.urlretrieve = local, original
     return {"result": names["result"]}

@@ -6,27 +6,24 @@ import contextlib
 import copy
 import io
 import itertools
-import logging
 import pickle
-import threading
-import types
 from typing import Any, Callable
 
+import dp2ddp_runtime as ddp
 import numpy as np
 import pytest
 import torch
-from deferring import ROWS, Large, batch, batches, data, exchanges
-from dp2ddp_runtime import operations
-from dp2ddp_runtime.base import world
-from dp2ddp_runtime.batches import deferred
-from dp2ddp_runtime.model import wrapped as model
-from dp2ddp_runtime.rank_zero import checkpoint
-from dp2ddp_runtime.rank_zero import main_only as rank_zero
-from dp2ddp_runtime.ranks import exchange
+from deferring import ROWS, Large, batch, data, deferred, is_rows, messages
+from dp2ddp_runtime import rows as rows_module
+from dp2ddp_runtime.rows import Rows, whole
+from dp2ddp_runtime.world import world
 from rank_pool import RankError, RankPool, on_ranks
 from torch import nn
 from torch.autograd import Variable
 from torch.nn import functional as F  # noqa: N812
+
+#: Before torch 2.3 a batch can't become an ordinary tensor; what needs that raises.
+needs_swap = pytest.mark.skipif(not hasattr(torch.utils, "swap_tensors"), reason="there is no swap_tensors")
 
 
 @on_ranks(3, each=True)
@@ -38,22 +35,26 @@ def test_it_is_the_whole_batch_to_the_script() -> bool:
     assert isinstance(x, torch.Tensor)
     assert torch.is_tensor(x)
     assert x.type() == "torch.FloatTensor"
-    assert exchanges(lambda: (x.cpu(), x.float(), x.to("cpu"), y.long(), Variable(x), x.half(), len(y))) == 0
-    assert not x.is_materialized
+    assert messages(lambda: (x.cpu(), x.float(), x.to("cpu"), y.long(), Variable(x), x.half(), len(y))) == 0
+    assert is_rows(x)
     assert torch.equal(x + 0, whole_x)
     assert torch.equal(y, whole_y)
     assert len(list(x)) == ROWS
-    return x.rows.size(0) < ROWS
+    return True
 
 
+@needs_swap
 @on_ranks(3, each=True)
 def test_a_variable_of_a_batch_gets_a_gradient() -> bool:
-    (x, _), (whole, _) = batch(), data()
-    for leaf in (Variable(x, requires_grad=True), Variable(x, True)):
+    for make in (lambda x: Variable(x, requires_grad=True), lambda x: Variable(x, True), torch.Tensor.requires_grad_):
+        (x, _), (whole_x, _) = batch(), data()
+        leaf = make(x)
         leaf.square().sum().backward()
-        assert torch.equal(leaf.grad, 2 * whole)
+        assert torch.equal(leaf.grad, 2 * whole_x)
         (again,) = torch.autograd.grad(leaf.sum(), leaf)
-        assert torch.equal(again, torch.ones_like(whole))
+        assert torch.equal(again, torch.ones_like(whole_x))
+        assert torch.equal(_Doubled.apply(leaf), 2 * whole_x)
+        assert _Doubled.apply(leaf).requires_grad
     return isinstance(x, Variable)
 
 
@@ -80,7 +81,7 @@ def test_what_is_contiguous_of_a_single_row_need_not_be_of_all() -> bool:
     views = (lambda x: x.permute(1, 0, 2, 3), lambda x: x[:, :2], lambda x: x.permute(0, 2, 3, 1))
     for large, rows, view, look in itertools.product((False, True), (1, 2, 3, 5), views, LAYOUTS):
         with Large() if large else contextlib.nullcontext():
-            x, y = (view(each) for each in (next(iter(batches(rows, rows)))[0], data(rows)[0]))
+            x, y = (view(each) for each in (batch(rows)[0], data(rows)[0]))
             assert look(x) == look(y), (large, rows, LAYOUTS.index(look))
     return True
 
@@ -147,7 +148,7 @@ def looks() -> list[str]:
         own = batch()
         torch.manual_seed(5)
         got = look(*own) if name != "repr" else repr(own[0])
-        same = got == expected if isinstance(got, str) else torch.equal(deferred.materialize(got), expected)
+        same = got == expected if isinstance(got, str) else torch.equal(whole(got), expected)
         wrong += [] if same else [name]
     return wrong
 
@@ -191,41 +192,96 @@ def test_what_looks_gets_the_whole_batch_also_where_it_is_large(ranks: RankPool)
     assert ranks(2, large_looks) == [[], []]
 
 
-@on_ranks(2, each=[1, 1, 1])
-def test_a_usual_step_takes_one_exchange() -> list[int]:
-    """Exchanges of a step: one, with the labels in it; nothing for the batch."""
-    net = model.wrap_model(nn.Sequential(nn.Flatten(), nn.Linear(192, 5)))
-    for _ in range(4):  # the first compares the ranks' parameters; in the 8th, side effects are looked for again
-        net(torch.ones(ROWS, 3, 8, 8)).sum().backward()
-    counts = []
-    sent = []
-    plain = exchange.plain
+class WithoutSwaps:
+    """As in torch before 2.3, where a batch can't become an ordinary tensor: the whole stands in for it."""
 
-    def watch(tensor: torch.Tensor) -> torch.Tensor:
-        sent.append(tensor.numel())
-        return plain(tensor)
+    def __enter__(self) -> None:
+        self.kept = vars(torch.utils).pop("swap_tensors", None)
 
-    exchange.plain = watch
-    with torch.no_grad():  # nothing is small here but the labels
-        deferred.SMALL, before = 100, deferred.SMALL
-    try:
-        for x, y in batches(4, 12):
-            x, y = (x - 0.5) / 0.25, y.long()
+    def __exit__(self, *error: object) -> None:
+        vars(torch.utils)["swap_tensors"] = self.kept
 
-            def step(x: Any = x, y: Any = y) -> None:
-                out = net(x)
-                F.cross_entropy(out, y).backward()
-                (out.argmax(1) == y).sum().item()
 
-            sent.clear()  # rank 0's random state, when the iteration began
-            counts.append(exchanges(step))
-            assert sum(sent) <= 2 * 5 + 2 + 1 + 3, "outputs, labels, whether the data set drew, the shape of a sample"
-            assert not x.is_materialized
-            assert y.is_materialized
-    finally:
-        exchange.plain = plain
-        deferred.SMALL = before
-    return counts
+def looks_without_swaps() -> list[str]:
+    with WithoutSwaps(), Large():
+        return looks()
+
+
+def test_what_looks_gets_the_whole_batch_in_older_versions(ranks: RankPool) -> None:
+    assert ranks(2, looks_without_swaps) == [[], []]
+
+
+@needs_swap
+@on_ranks(2, each=True)
+def test_what_was_looked_at_is_an_ordinary_tensor() -> bool:
+    """And so is all that shares its memory."""
+    with Large():
+        x, _ = batch()
+        view, copy_of_it = x.view(ROWS, -1), x * 1
+    known = x, view
+    x[0] = 3
+    assert known[0] is x
+    assert type(x) is type(view) is torch.Tensor
+    assert is_rows(copy_of_it)
+    view[1] = 4
+    assert x[0].unique().tolist() == [3]
+    assert x[1].unique().tolist() == [4]
+    assert torch.equal(copy_of_it, data()[0])
+    x.kept = 1  # type: ignore[attr-defined]
+    return not [name for name in vars(x) if name != "kept"]
+
+
+@on_ranks(2, each=True)
+def test_a_view_that_was_a_copy_keeps_what_it_had() -> bool:
+    (x, _), (whole_x, _) = batch(), data()
+
+    def before_and_after(x: torch.Tensor) -> list[torch.Tensor]:
+        made = [
+            x.permute(0, 2, 3, 1).contiguous(),
+            x[:, :2].reshape(ROWS, -1),
+            x[:, :, :2].flatten(1),
+            x.detach(),
+            x.data,
+        ]
+        x.zero_()
+        return made
+
+    return all(map(torch.equal, before_and_after(x), before_and_after(whole_x)))
+
+
+@on_ranks(2, each=[1, 0, 0, 1, 1])
+def test_messages() -> list[int]:
+    """Small ones come along with whatever comes first; large ones have one each; another order has one."""
+    x, y = batch()
+    late = batch()[1]
+    del late  # nobody can look at it any more
+    taken = [messages(lambda: x.sum()), messages(lambda: y.sum()), messages(lambda: (x[0], y[0]))]
+    with Large():
+        x, y = batch()
+        permutation = torch.randperm(ROWS, generator=torch.Generator().manual_seed(1))
+        taken += [messages(lambda: 0.3 * x + 0.7 * x[permutation]), messages(lambda: (x.sum(), x.mean()))]
+    return taken
+
+
+@needs_swap
+@on_ranks(2, each=True)
+def test_small_ones_come_along_with_the_model() -> bool:
+    net = ddp.wrap_model(nn.Sequential(nn.Flatten(), nn.Linear(192, 5)))
+    for _ in range(4):
+        x, y = batch()
+        x, y = (x - 0.5) / 0.25, y.long()
+        out = net(x)
+        assert messages(lambda y=y, out=out: (F.cross_entropy(out, y), (out.argmax(1) == y).sum().item())) == 0
+    return type(y) is torch.Tensor
+
+
+@on_ranks(2, each=True)
+def test_what_the_model_writes_into_its_input_stays_there() -> bool:
+    net = ddp.wrap_model(WritesIntoItsInput())
+    with Large():
+        x, _ = batch()
+        net(x)
+    return torch.equal(x, data()[0])
 
 
 class WritesIntoItsInput(nn.Module):
@@ -237,164 +293,62 @@ class WritesIntoItsInput(nn.Module):
         return self.layer(x.mul_(3).flatten(1))
 
 
-@on_ranks(2, each=[True, True])
-def test_what_the_model_writes_into_its_input_stays_there() -> list[bool]:
-    with Large():
-        net = model.wrap_model(WritesIntoItsInput())
-        batches = [batch()[0] for _ in range(2)]
-        for x in batches:
-            net(x)
-        return [torch.equal(x + 0, data()[0]) for x in batches]
-
-
-@on_ranks(2, each=[True])
-def test_batches_in_inference_mode() -> list[bool]:
-    """Batches that are loaded in inference mode, by a model that writes into its input."""
-    net = model.wrap_model(nn.Sequential(nn.Flatten(), nn.ReLU(inplace=True), nn.Linear(192, 5)).eval())
-    same = []
+@on_ranks(2, each=True)
+def test_batches_in_inference_mode() -> bool:
+    (x, y), (whole_x, whole_y) = batch(64), data(64)
     with torch.inference_mode():
-        for x, y in batches(64, 64):
-            out, whole = net(x), data(64)[0]
-            same.append(torch.equal(x, whole) and torch.allclose(out, net.module(whole)) and len(y) == len(out))
-    return same
-
-
-@on_ranks(2, each="right")
-def test_batches_are_used_late() -> str:
-    """After the loop, in the next iteration, in another loader's loop, after `break`, under `no_grad`."""
-    whole_x, whole_y = data(12)
-    first: Any = None
-    for number, (x, y) in enumerate(batches(4, 12)):
-        if number == 0:
-            first = x, y
-        if number == 1:
-            assert torch.equal(first[0] * 1, whole_x[:4])
-            for inner in batches(3, 12):
-                assert torch.equal(first[1], whole_y[:4])
-                assert torch.equal(inner[1], whole_y[:3])
-                break
-            with torch.no_grad():
-                assert torch.equal(inner[0][0], whole_x[0])
-            break
-    assert torch.equal(y, whole_y[4:8])
-    assert torch.equal(x.sum(), whole_x[4:8].sum())
-    return "right"
-
-
-class Shows:
-    """A writer such as TensorBoard's."""
-
-    def __init__(self) -> None:
-        self.shown: list[Any] = []
-
-    def add_images(self, name: str, images: torch.Tensor) -> None:
-        self.shown.append((name, images.sum().item()))
-
-
-class Table(dict[str, Any]):
-    """Like an `h5py.File`."""
-
-
-def into_sinks(folder: str) -> list[Any]:
-    """Sinks do nothing on other ranks, but look together with rank 0."""
-    writer = rank_zero.main_only(Shows)()
-    assert isinstance(writer, Shows) is world.is_main()
-    writer.add_images("some", batch()[0])
-    writer.add_images("others", {"deep": [batch()[0]]}["deep"][0])
-    rank_zero.main_only(lambda x: x.sum())(batch()[0])
-    table, x = rank_zero.main_only(Table)(), batch()[0]
-    table["x"] = x
-    assert x.is_materialized, "setting an item is a look of all ranks"
-    tracker: Any = types.ModuleType("tracker")
-    tracker.start, tracker.image = Shows, lambda x: x.sum().item()
-    tracker = rank_zero.main_only(tracker)
-    run = tracker.start()
-    run.add_images("tracked", batch()[0])
-    seen = tracker.image(batch()[0])
-    assert not world.is_main() or run.shown == [("tracked", seen)]
-    checkpoint.save({"batch": batch()[0]}, f"{folder}/batch.pt")
-    with open(f"{folder}/log.txt", "w") as file:
-        file.write(f"{batch()[1]}")
-        print(batch()[1], file=file)
-    logging.getLogger("quiet").debug("%s", batch()[1])  # no handler, no level: nobody looks
-    told = operations.broadcast(batch()[1])
-    return [
-        told.tolist(),
-        checkpoint.load(f"{folder}/batch.pt")["batch"].sum().item(),
-        writer.shown if world.is_main() else None,
-    ]
-
-
-def test_sinks_look_on_every_rank(ranks: RankPool, tmp_path: Any) -> None:
-    one, other = ranks(2, into_sinks, str(tmp_path))
-    x, y = data()
-    assert one[:2] == other[:2] == [y.tolist(), x.sum().item()]
-    assert one[2] == [("some", x.sum().item()), ("others", x.sum().item())]
+        inside = deferred(whole_x) * 2
+        assert torch.equal(inside, whole_x * 2)
+        assert torch.equal(y, whole_y)
+    x += 1
+    y += 1
+    return torch.equal(x, whole_x + 1) and torch.equal(y, whole_y + 1)
 
 
 def looks_alone() -> None:
     x, _ = batch()
-    if world.is_main():
+    if world.rank == 0:
         x.sum()
-    model.wrap_model(nn.Linear(1, 1))(torch.ones(4, 1))
+    ddp.barrier()
 
 
 def test_a_rank_that_looks_alone_is_told_both_lines(ranks: RankPool) -> None:
     with pytest.raises(RankError) as raised:
         ranks(2, looks_alone)
     for message in raised.value.failures.values():
-        assert "the ranks have diverged: rank 0 at test_deferred.py:" in message
+        assert "the ranks have come apart: rank 0 at test_deferred.py:" in message
         assert "a look at a batch" in message
         assert "rank 1 at test_deferred.py:" in message
 
 
-def looks_in_a_thread(race: bool) -> Any:
+def mixes_by_itself() -> None:
+    with Large():
+        x, _ = batch()
+        x[torch.randperm(ROWS, generator=torch.Generator().manual_seed(world.rank))]
+
+
+def test_another_order_on_each_rank_is_an_error(ranks: RankPool) -> None:
+    with pytest.raises(
+        RankError, match=r"the order of a batch's rows at test_deferred.py:\d+ differs between the ranks"
+    ):
+        ranks(2, mixes_by_itself)
+
+
+def counts_apart() -> None:
+    """A rank that has made a small batch more than another one: numbers no longer fit."""
+    if world.rank:
+        batch()
     x, _ = batch()
-    found: list[Any] = []
-
-    def look() -> None:
-        try:
-            found.append(x.sum().item())
-        except exchange.Divergence as error:
-            found.append(str(error))
-
-    thread = threading.Thread(target=look)
-    if race and world.is_main():
-        with pytest.raises(exchange.Divergence):
-            operations.broadcast(1)
-        thread.start()
-    else:
-        thread.start()
-        thread.join()
-        if race:
-            operations.broadcast(1)
-    thread.join()
-    return found[0]
+    x.sum()
 
 
-def test_a_thread_may_look_in_its_turn(ranks: RankPool) -> None:
-    assert ranks(2, looks_in_a_thread, False) == [data()[0].sum().item()] * 2
+def test_batches_that_only_some_ranks_have_mix_up_nothing(ranks: RankPool) -> None:
+    with pytest.raises(RankError, match=r"a look at a batch of shape .* differs between the ranks"):
+        ranks(2, counts_apart)
 
 
-def test_a_thread_that_looks_at_another_time_on_another_rank_is_told(ranks: RankPool) -> None:
-    with pytest.raises(RankError) as raised:
-        ranks(2, looks_in_a_thread, True)
-    assert "Divergence: the ranks have diverged" in str(raised.value)
-
-
-def other_inputs(seed: bool) -> str:
-    torch.manual_seed(0 if seed else world.rank())
-    net = model.wrap_model(nn.Linear(3, 2))
-    try:
-        for _ in range(12):
-            net(torch.rand(4, 3))
-    except exchange.Divergence as error:
-        return str(error)
-    return "the same"
-
-
-def test_inputs_that_no_loader_made_are_compared(ranks: RankPool) -> None:
-    assert ranks(2, other_inputs, True) == ["the same"] * 2
-    for error in ranks(2, other_inputs, False):
-        assert "the tensor that is argument 1 of the wrapped model is different on rank 0 and rank 1" in error
-        assert error.startswith("test_deferred.py:")
+@on_ranks(2, each=True)
+def test_what_is_empty() -> bool:
+    rows = Rows(torch.empty(0, 3), [0] * world.size)
+    assert rows_module.whole(rows * 2).shape == (0, 3)
+    return torch.equal(whole(Rows(torch.ones(0, 3), [0] * world.size)), torch.ones(0, 3))

@@ -1,103 +1,30 @@
-"""Outputs that stay on their ranks: losses and metrics of them, compiled models, half precision."""
+"""Large outputs, which stay on their ranks: losses, metrics, gradients asked for in every way; what gathers."""
 
 from __future__ import annotations
 
 from typing import Any, Callable
+from unittest import mock
 
+import dp2ddp_runtime as ddp
 import pytest
 import torch
-from deferring import ROWS, Large, batch, data, exchanges
-from dp2ddp_runtime.base import world
-from dp2ddp_runtime.batches import deferred, loader
-from dp2ddp_runtime.model import wrapped as model
-from rank_pool import RankPool, on_ranks
+from deferring import ROWS, Large, chunks, deferred, is_rows, messages
+from dp2ddp_runtime import gradients, large
+from dp2ddp_runtime.gradients import Copies, Layout
+from dp2ddp_runtime.rows import whole
+from dp2ddp_runtime.world import world
+from rank_pool import RankError, RankPool, on_ranks
 from torch import nn
+from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.checkpoint import checkpoint
+
+Case = Callable[..., torch.Tensor]
+WEIGHT = torch.arange(1.0, 6).double()
 
 
-def with_all_large_outputs() -> dict[str, list[Any]]:
-    return {kind: with_large_outputs(kind) for kind in with_large_outputs("names")}
-
-
-def with_large_outputs(kind: str) -> list[Any]:
-    """Losses and metrics of outputs that stay where they are; and the same of one process."""
-    torch.manual_seed(0)
-    net: Any = nn.Conv2d(3, 5, 3, padding=1).double()
-    x, _ = data()
-    x, target = x.double(), torch.randint(5, (ROWS, 8, 8), generator=torch.Generator().manual_seed(2))
-    target[0] = 3
-    target[1, :2] = 255
-    steps: dict[str, Callable[..., torch.Tensor]] = {
-        "ignored": lambda out, t: F.cross_entropy(out, t, ignore_index=255),
-        "weighted and smoothed": lambda out, t: F.cross_entropy(
-            out, t, torch.arange(1.0, 6).double(), ignore_index=255, label_smoothing=0.1
-        ),
-        "each": lambda out, t: F.cross_entropy(out, t, ignore_index=255, reduction="none").mean(),
-        "module": lambda out, t: nn.CrossEntropyLoss(ignore_index=255)(out, t),
-        "nll": lambda out, t: F.nll_loss(F.log_softmax(out, 1), t, ignore_index=255),
-        "mse": lambda out, t: F.mse_loss(out[:, 0], (t % 5).double()),
-        "bce of sigmoid": lambda out, t: nn.BCELoss()(torch.sigmoid(out[:, 1]), (t == 1).double()),
-        "dice": lambda out, t: 1 - (2 * (out.sigmoid()[:, 0] * (t == 0)).sum()) / (out.sigmoid()[:, 0].sum() + 1),
-        "dice per sample": lambda out, t: (out.sigmoid()[:, 0].flatten(1) * (t == 0).flatten(1)).sum(1).mean(),
-        "mse, broadcast": lambda out, t: F.mse_loss(out[:, :1], (t % 5).double()),
-        "kl": lambda out, t: F.kl_div(F.log_softmax(out, 1), F.softmax(out.detach() * 2, 1), reduction="batchmean"),
-        "each pixel": lambda out, t: F.cross_entropy(
-            out.permute(0, 2, 3, 1).reshape(-1, 5), t.view(-1), torch.arange(1.0, 6).double(), ignore_index=255
-        ),
-        "flat": lambda out, t: (
-            F.mse_loss(out[:, 0].reshape(-1), (t.flip(0) % 5).view(-1).double()) + out.view(-1).mean()
-        ),
-        "unknown": lambda out, t: torch.cdist(out.flatten(1), out.flatten(1)).mean(),
-        "after a look without gradients": _looks_first,
-        "in place": lambda out, t: F.cross_entropy(out.mul_(2), t, ignore_index=255),
-        "written into": _written_into,
-        "function": lambda out, t: _Halved.apply(out).square().mean(),
-        "script": lambda out, t: torch.jit.script(_scripted)(out).mean(),
-        "legacy": lambda out, t: F.mse_loss(out[:, 0], (t % 5).double(), size_average=False),
-    }
-    if kind == "names":
-        return list(steps)
-    if world.world_size() > 1:
-        net = model.wrap_model(net)
-        x, target = next(iter(loader.shard_loader(DataLoader(TensorDataset(x, target), ROWS))))
-    with Large():
-        out = net(x)
-        assert isinstance(out, deferred.Deferred) is (world.world_size() > 1)
-        assert out.requires_grad
-        loss = deferred.materialize(steps[kind](out, target))
-        loss.backward()
-    correct = (out.argmax(1) == target).sum().item()
-    return [loss.item(), correct, [p.grad.flatten()[:7].tolist() for p in net.parameters()]]
-
-
-def _scripted(x: torch.Tensor) -> torch.Tensor:
-    return x * 2 + x.size(0)
-
-
-def _looks_first(out: Any, t: Any) -> torch.Tensor:
-    with torch.no_grad():
-        out[0].sum().item()
-    return F.cross_entropy(out, t, ignore_index=255)
-
-
-def _written_into(out: Any, t: Any) -> torch.Tensor:
-    out = out * 1
-    out[:, 0] = 0
-    out.clamp_(min=-0.1)
-    return F.cross_entropy(out, t, ignore_index=255)
-
-
-@on_ranks(2, each=[100.0, 10000.0, 100.0])
-def test_means_of_narrow_outputs_do_not_overflow() -> list[float]:
-    """The sum of an output in half precision is beyond what that can hold; its mean isn't."""
-    with Large():
-        out = deferred.defer(
-            torch.full((400, 400), 100.0).half(), [400] * world.world_size(), allows_reordered_sum=True
-        )
-        means = [out.mean(), F.mse_loss(out, out * 0), F.l1_loss(out, (out * 0), reduction="mean")]
-        assert all(mean.dtype == torch.float16 for mean in means)
-        return [mean.item() for mean in means]
+#: Before torch 2.3 a batch can't become an ordinary tensor; what needs that raises.
+needs_swap = pytest.mark.skipif(not hasattr(torch.utils, "swap_tensors"), reason="there is no swap_tensors")
 
 
 class _Halved(torch.autograd.Function):
@@ -110,44 +37,337 @@ class _Halved(torch.autograd.Function):
         return grad / 2
 
 
-def test_large_outputs_stay_where_they_are(ranks: RankPool) -> None:
-    expected = with_all_large_outputs()
-    for results in ranks(3, with_all_large_outputs):
-        for kind, (loss, correct, grads) in expected.items():
-            got = results[kind]
-            assert got[0] == pytest.approx(loss, rel=1e-12), kind
-            assert got[1] == correct, kind
-            for one, other in zip(got[2], grads):
-                assert one == pytest.approx(other, rel=1e-10, abs=1e-13), kind
+def _scripted(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 + x.size(0)
 
 
-def compiled(first: bool) -> list[Any]:
-    """A model that is compiled before or after it is wrapped, and a compiled loss."""
-    graphs: list[Any] = []
+def _subtracted(net: Any, x: Any, out: Any, t: Any) -> torch.Tensor:
+    z = x[:, :1].clone()
+    z -= out[:, :1]
+    return (z**2).mean()
 
-    def backend(graph: Any, inputs: Any) -> Any:
-        graphs.append(graph)
-        return graph
 
+def _set_into(net: Any, x: Any, out: Any, t: Any) -> torch.Tensor:
+    z = torch.zeros(ROWS, 5, 8, 8, dtype=torch.double)
+    z[:, :, 2:5] = out[:, :, 2:5]
+    return (z**2).mean()
+
+
+def _set_into_a_batch(net: Any, x: Any, out: Any, t: Any) -> torch.Tensor:
+    x = x * 1 if hasattr(torch.utils, "swap_tensors") else x.clone()
+    view = x.view(len(x), -1)
+    x[:, :, 2:5] = out[:, :3, 2:5]
+    return view.mean() + (_Halved.apply(x) ** 2).sum()
+
+
+def _written_into(net: Any, x: Any, out: Any, t: Any) -> torch.Tensor:
+    view = out.view(len(out), -1)
+    view -= x.reshape(len(x), -1)[:, :1]
+    out[:, 0] = 0
+    out.clamp_(min=-0.1)
+    return F.cross_entropy(out, t % 5) + F.mse_loss(view, torch.ones_like(view))
+
+
+def _looks_first(net: Any, x: Any, out: Any, t: Any) -> torch.Tensor:
+    with torch.no_grad():
+        out[0].sum().item()
+    return F.cross_entropy(out, t, ignore_index=255)
+
+
+def _hooked(net: Any, x: Any, out: Any, t: Any) -> torch.Tensor:
+    out.register_hook(lambda grad: grad * 2)
+    return F.mse_loss(out, torch.zeros_like(out))
+
+
+def _retained(net: Any, x: Any, out: Any, t: Any) -> torch.Tensor:
+    out.retain_grad()
+    F.cross_entropy(out, t % 5).backward(retain_graph=True)
+    return (out * out.grad.detach()).sum()
+
+
+def _asked(net: Any, x: Any, out: Any, t: Any) -> torch.Tensor:
+    (grad,) = torch.autograd.grad((out**2).sum(), out, retain_graph=True)
+    return (out * grad).sum()
+
+
+def _given(net: Any, x: Any, out: Any, t: Any) -> torch.Tensor:
+    out.backward(torch.ones_like(out), retain_graph=True)
+    return (out**2).mean()
+
+
+def _penalty(net: Any, x: Any, out: Any, t: Any) -> torch.Tensor:
+    loss = F.cross_entropy(out, t % 5) ** 2 + F.mse_loss(out, torch.ones_like(out))
+    grads = torch.autograd.grad(loss, list(net.parameters()), create_graph=True)
+    return torch.stack([(grad**2).sum() for grad in grads]).sum() + loss
+
+
+#: What stays on the ranks: net, batch, output, target -> a loss.
+APART: dict[str, Case] = {
+    "ignored": lambda net, x, out, t: F.cross_entropy(out, t, ignore_index=255),
+    "weighted and smoothed": lambda net, x, out, t: F.cross_entropy(
+        out, t, WEIGHT, ignore_index=255, label_smoothing=0.1
+    ),
+    "each": lambda net, x, out, t: F.cross_entropy(out, t, ignore_index=255, reduction="none").mean(),
+    "sum": lambda net, x, out, t: F.cross_entropy(out, t, ignore_index=255, reduction="sum"),
+    "probabilities": lambda net, x, out, t: F.cross_entropy(out, F.softmax(out.detach() * 2, 1)),
+    "module": lambda net, x, out, t: nn.CrossEntropyLoss(ignore_index=255)(out, t),
+    "twice": lambda net, x, out, t: F.cross_entropy(out, t % 5) + 2 * F.cross_entropy(out, t % 5, reduction="sum"),
+    "nll": lambda net, x, out, t: F.nll_loss(F.log_softmax(out, 1), t, WEIGHT, ignore_index=255),
+    "mse": lambda net, x, out, t: F.mse_loss(out[:, 0], (t % 5).double()),
+    "mse of a batch": lambda net, x, out, t: F.mse_loss(x, out[:, :3]),
+    "l1": lambda net, x, out, t: nn.L1Loss()(out[:, :3], x),
+    "smooth l1": lambda net, x, out, t: F.smooth_l1_loss(out[:, :3], x, beta=0.3),
+    "huber": lambda net, x, out, t: F.huber_loss(out[:, :3], x, reduction="sum"),
+    "soft margin": lambda net, x, out, t: F.soft_margin_loss(out[:, 0], (t % 2 * 2 - 1).double()),
+    "bce of sigmoid": lambda net, x, out, t: nn.BCELoss()(torch.sigmoid(out[:, 1]), (t == 1).double()),
+    "bce with logits": lambda net, x, out, t: F.binary_cross_entropy_with_logits(
+        out, torch.ones_like(out) * 0.3, pos_weight=WEIGHT.view(5, 1, 1)
+    ),
+    "kl": lambda net, x, out, t: F.kl_div(F.log_softmax(out, 1), F.softmax(out.detach() * 2, 1), reduction="batchmean"),
+    "each pixel": lambda net, x, out, t: F.cross_entropy(
+        out.permute(0, 2, 3, 1).reshape(-1, 5), t.view(-1), WEIGHT, ignore_index=255
+    ),
+    "flat": lambda net, x, out, t: F.mse_loss(out[:, 0].reshape(-1), (t % 5).view(-1).double()) + out.view(-1).mean(),
+    "interpolated": lambda net, x, out, t: F.cross_entropy(
+        F.interpolate(out, size=(16, 16), mode="bilinear"), torch.zeros(ROWS, 16, 16, dtype=torch.long)
+    ),
+    "sums": lambda net, x, out, t: out.sum() + out.mean((2, 3)).sum() + out.sum(1).mean(),
+    "largest": lambda net, x, out, t: out.max(1)[0].mean() + out.amax((2, 3)).sum(),
+    "penalty": _penalty,
+    "compiled": lambda net, x, out, t: torch.compile(lambda a, b: F.cross_entropy(a, b), backend="eager")(out, t % 5),
+}
+#: What gathers, with the gradient of all.
+GATHERED: dict[str, Case] = {
+    "subtracted from a batch": _subtracted,
+    "set into a tensor": _set_into,
+    "set into a batch": _set_into_a_batch,
+    "written into": _written_into,
+    "multiplied": lambda net, x, out, t: F.cross_entropy(out.mul_(2), t, ignore_index=255),
+    "after a look without gradients": _looks_first,
+    "a hook": _hooked,
+    "retained": _retained,
+    "asked for": _asked,
+    "given": _given,
+    "legacy": lambda net, x, out, t: F.mse_loss(out[:, 0], (t % 5).double(), size_average=False) + out.mean(0).sum(),
+    "weights of rows": lambda net, x, out, t: F.binary_cross_entropy_with_logits(
+        out, torch.ones_like(out) * 0.3, weight=torch.arange(7.0).view(7, 1, 1, 1).double()
+    ),
+    "broadcast": lambda net, x, out, t: F.mse_loss(out[:, :1], (t % 5).double()) + out.max(),
+    "masked": lambda net, x, out, t: ((out * (t == 1).unsqueeze(1)) ** 2).sum() / (t == 1).sum(),
+    "joined": lambda net, x, out, t: torch.cat([out, out * 2]).square().mean() + torch.cat([out, out], 1).mean(),
+    "unknown": lambda net, x, out, t: torch.cdist(out.flatten(1), out.flatten(1)).mean(),
+    "over rows": lambda net, x, out, t: (out.softmax(0) ** 2).mean(),
+    "function": lambda net, x, out, t: _Halved.apply(out).square().mean(),
+    "script": lambda net, x, out, t: torch.jit.script(_scripted)(out).mean(),
+    "checkpoint": lambda net, x, out, t: checkpoint(lambda a: (a**3).mean(), out, use_reentrant=False),
+    "reentrant": lambda net, x, out, t: checkpoint(lambda a: (a**3).mean(), out, use_reentrant=True),
+}
+LATE: dict[str, Callable[[Any], Any]] = {
+    "retained": lambda out: out.retain_grad(),
+    "a hook": lambda out: out.register_hook(print),
+    "asked for": lambda out: torch.autograd.grad(out.mean(), out, allow_unused=True),
+}
+
+
+def model_of(net: nn.Module, x: Any) -> Any:
+    """What a wrapped model does with a large output."""
+    if world.size == 1:
+        return net(x)
+    own, copies = dict(net.named_parameters()), Copies()
+    made = copies.of(list(own.values()), ())
+    rows = functional_call(net, {name: made[id(each)] for name, each in own.items()}, (x._rows,))
+    return large.output(rows, Layout(tuple(chunks(ROWS, world.size)), 0), copies.anchors)
+
+
+def losses(swaps: bool = True) -> dict[str, Any]:
+    """Each case's loss, gradients, number of hits, and whether the output stayed where it is."""
+    if not swaps:  # torch before 2.3
+        vars(torch.utils).pop("swap_tensors", None)
+    generator = torch.Generator().manual_seed(3)
+    all_x, all_t = (
+        torch.rand(ROWS, 3, 8, 8, generator=generator).double(),
+        torch.randint(5, (ROWS, 8, 8), generator=generator),
+    )
+    all_t[0], all_t[1, :2] = 3, 255
+    found = {}
+    for name, case in {**APART, **{f"{name}, gathered": case for name, case in GATHERED.items()}}.items():
+        torch.manual_seed(0)
+        net = nn.Conv2d(3, 5, 3, padding=1).double()
+        with Large():
+            x, t = deferred(all_x), deferred(all_t)
+            out = model_of(net, x)
+            loss = whole(case(net, x, out, t))
+            loss.backward()
+            hits = (out.argmax(1) == t).sum().item()
+        found[name] = [loss.item(), hits, [each.grad.flatten().tolist() for each in net.parameters()], is_rows(out)]
+    return found
+
+
+@pytest.mark.parametrize(("n", "swaps"), [(2, True), (3, True), (5, True), (2, False)])
+def test_losses_of_outputs_are_those_of_the_whole(ranks: RankPool, n: int, swaps: bool) -> None:
+    """On 5 ranks the last one has no rows."""
+    expected = losses()
+    for found in ranks(n, losses, swaps):
+        for name, (loss, hits, grads, stays) in found.items():
+            assert loss == pytest.approx(expected[name][0], rel=1e-12), name
+            assert hits == expected[name][1], name
+            for one, other in zip(grads, expected[name][2]):
+                assert one == pytest.approx(other, rel=1e-10, abs=1e-13), name
+            assert stays is (name in APART), name
+
+
+@on_ranks(2, each=[1, 0, 1, 2])
+def test_what_a_step_takes() -> list[int]:
+    """Messages: of a loss, its backward, a number of hits, a penalty."""
+    with Large():
+        net, x, t = nn.Conv2d(3, 5, 1), deferred(torch.rand(ROWS, 3, 8, 8)), deferred(torch.ones(ROWS, 8, 8).long())
+        out = model_of(net, x)
+        found: list[Any] = []
+        taken = [
+            messages(lambda: found.append(F.cross_entropy(out, t))),
+            messages(lambda: found[0].backward(retain_graph=True)),
+            messages(lambda: (out.argmax(1) == t).sum().item()),
+        ]
+        loss = F.cross_entropy(out, t) ** 2
+        grads = torch.autograd.grad(loss, list(net.parameters()), create_graph=True)
+        return [*taken, messages(lambda: sum((each**2).sum() for each in grads).backward()) + 1]  # type: ignore[attr-defined]
+
+
+@on_ranks(3, each=True)
+def test_a_rank_without_rows_may_hold_any_number() -> bool:
+    found = []
+    for size in (0, 1, 2, 5):
+        weight = torch.ones(3, requires_grad=True)
+        own = torch.arange(6.0).view(2, 3) if world.rank < 2 else torch.ones(size, 3)
+        with Large():
+            out = large.output(own * weight, Layout((2, 2, 0), 0), [])
+            loss = F.mse_loss(out, torch.zeros(4, 3)) + out.sum()
+        loss.backward()
+        assert weight.grad is not None
+        found.append([loss.item(), weight.grad.abs().sum().item() > 0])
+    return all(each == [pytest.approx(2 * 55 / 12 + 30), world.rank < 2] for each in found)
+
+
+@pytest.mark.parametrize("late", LATE)
+def test_gradients_of_an_output_asked_for_after_the_loss_are_an_error(ranks: RankPool, late: str) -> None:
+    with pytest.raises(RankError, match=r"test_deferred_outputs.py:\d+ asks for the gradient of an output from which"):
+        ranks(2, asks_late, late)
+
+
+def asks_late(late: str) -> None:
+    with Large():
+        out = model_of(nn.Conv2d(3, 5, 1), deferred(torch.rand(ROWS, 3, 8, 8)))
+        F.mse_loss(out, torch.zeros_like(out))
+        LATE[late](out)
+
+
+@on_ranks(2, each=[100.0, 10000.0, 100.0])
+def test_means_of_narrow_outputs_do_not_overflow() -> list[float]:
+    """The sum of an output in half precision is beyond what that can hold; its mean isn't."""
+    with Large():
+        sizes = (400,) * world.size
+        out = large.output(torch.full((400, 400), 100.0).half(), Layout(sizes, 0), [])
+        means = [out.mean(), F.mse_loss(out, out * 0), F.l1_loss(out, (out * 0), reduction="mean")]
+        assert all(mean.dtype == torch.float16 for mean in means)
+        return [mean.item() for mean in means]
+
+
+@on_ranks(2, each=[True, True])
+def test_in_mixed_precision() -> list[bool]:
+    """Under autocast an output is half as wide; its loss is in float32, as of the whole."""
     torch.manual_seed(0)
-    net: Any = nn.Sequential(nn.Flatten(), nn.Linear(192, 5))
-    net = torch.compile(net, backend=backend) if first else net
-    net = model.wrap_model(net)
-    net = net if first else torch.compile(net, backend=backend)
-    loss = torch.compile(lambda out, y: F.cross_entropy(out, y), backend=backend)
-    losses = []
-    for _ in range(3):
-        x, y = batch()
-        taken = exchanges(lambda x=x, y=y: losses.append(loss(net(x), y)))  # type: ignore[misc]
-        losses[-1].backward()
-    return [[one.item() for one in losses], taken, len(graphs) > 0]
+    net, x, t = nn.Conv2d(3, 5, 1), torch.rand(ROWS, 3, 8, 8), torch.ones(ROWS, 8, 8).long()
+    with Large(), torch.autocast("cpu", torch.bfloat16):
+        out = model_of(net, deferred(x))
+        loss = F.cross_entropy(out, deferred(t))
+        expected = F.cross_entropy(net(x), t)
+        scaled = loss * 1024
+    scaled.backward()
+    return [loss.dtype == expected.dtype, torch.allclose(loss, expected, rtol=1e-3)]
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_models_are_compiled_before_or_after_the_wrap(ranks: RankPool, first: bool) -> None:
+def _of_public_api(case: str) -> Any:
+    """Gradients of a wrapped model with an output above 1 MB, into which or with which the script writes."""
     torch.manual_seed(0)
-    expected = F.cross_entropy(nn.Sequential(nn.Flatten(), nn.Linear(192, 5))(data()[0]), data()[1]).item()
-    for losses, taken, has_graphs in ranks(2, compiled, first):
-        assert losses == pytest.approx([expected] * 3)
-        assert taken == 1
-        assert has_graphs
+    net: Any = nn.Conv2d(3, 3, 3, padding=1).double()
+    model = ddp.wrap_model(net) if world.size > 1 else net
+    x = torch.rand(9, 3, 80, 80, generator=torch.Generator().manual_seed(4)).double()
+    batch, kept = deferred(x), x.clone()
+    assert batch.nbytes > 1 << 20
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer.zero_grad()
+    if case == "subtracted":
+        z = batch.clone()
+        z -= model(batch)
+        loss = (z**2).mean()
+    elif case == "set":
+        out = model(batch)
+        z = kept
+        z[:, :, 20:60] = out[:, :, 20:60]
+        loss = (z**2).mean()
+    elif case == "stays":
+        loss = F.mse_loss(model(batch), batch)
+    else:  # a second model takes the first one's rows
+        other: Any = nn.Conv2d(3, 3, 1).double()
+        loss = F.l1_loss((ddp.wrap_model(other) if world.size > 1 else other)(model(batch)), batch)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return [loss.item(), *(each.grad.flatten().tolist() for each in net.parameters()), net.bias.tolist()]
+
+
+class _Chooses(nn.Module):
+    """Each rank's rows take another way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Conv2d(3, 3, 1).double(), nn.Conv2d(3, 3, 1).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.one(x) if x[0, 0, 0, 0] < 1 else self.other(x)
+
+
+def test_ranks_whose_rows_use_other_parameters_take_part_in_all_sums(ranks: RankPool) -> None:
+    for found in ranks(2, _chosen):
+        assert found == pytest.approx(_chosen(), rel=1e-10, abs=1e-13)
+
+
+def _chosen() -> list[float]:
+    torch.manual_seed(0)
+    net = _Chooses()
+    x = torch.rand(9, 3, 80, 80, generator=torch.Generator().manual_seed(4)).double()
+    x[5:] += 1  # as two ranks' rows lie
+    if world.size > 1:
+        with mock.patch.object(gradients, "BUCKETS", [1, 1]):  # each parameter's gradient travels by itself
+            loss = F.mse_loss(ddp.wrap_model(net)(deferred(x)), deferred(x))
+    else:
+        loss = F.mse_loss(torch.cat([net(x[:5]), net(x[5:])]), x)
+    loss.backward()
+    return [loss.item(), *net.one.bias.grad.tolist(), *net.other.bias.grad.tolist()]  # type: ignore[union-attr]
+
+
+@needs_swap
+@on_ranks(2, each=True)
+def test_a_variable_is_given_its_gradient_by_the_model() -> bool:
+    """As adversarial training makes one of a batch."""
+    torch.manual_seed(0)
+    net, x = nn.Conv2d(3, 3, 1), torch.rand(9, 3, 80, 80, generator=torch.Generator().manual_seed(4))
+    model, grads = ddp.wrap_model(net), []
+    for leaf in (
+        torch.autograd.Variable(deferred(x), requires_grad=True),
+        deferred(x).requires_grad_(),
+        x.requires_grad_(),
+    ):
+        given = model(leaf) if leaf is not x else net(x)
+        given.square().mean().backward()
+        grads.append(leaf.grad)
+    return all(torch.allclose(grad, grads[-1]) for grad in grads)
+
+
+@pytest.mark.parametrize("case", ["subtracted", "set", "stays", "two models"])
+def test_the_wrapped_models_large_outputs_train(ranks: RankPool, case: str) -> None:
+    expected = _of_public_api(case)
+    for n in (2, 3):
+        for found in ranks(n, _of_public_api, case):
+            for one, other in zip(found, expected):
+                assert one == pytest.approx(other, rel=1e-10, abs=1e-13)

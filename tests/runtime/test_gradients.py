@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 from backwards import a_row_each, bucket_sizes, step
-from dp2ddp_runtime.base import world
-from dp2ddp_runtime.gradients import summing
-from dp2ddp_runtime.model import scatter_gather
-from dp2ddp_runtime.model import wrapped as models
+from dp2ddp_runtime import gradients, large
+from dp2ddp_runtime import model as models
+from dp2ddp_runtime.world import world
 from rank_pool import RankPool, on_ranks
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -24,19 +23,22 @@ def params(*sizes: int) -> list[nn.Parameter]:
 def test_buckets_have_their_sizes_and_come_as_they_are_complete() -> None:
     mega = 1 << 18  # floats in 1 MB
     given = [nn.Parameter(torch.zeros(2, dtype=torch.float64)), *params(3, mega, 20 * mega, 5, 30 * mega, 10)]
-    sizes = [[param.numel() for param in bucket] for bucket in summing.plan(given)]
+    sizes = [[param.numel() for param in bucket] for bucket in gradients.buckets(given)]
     assert sizes == [[3, mega], [20 * mega, 5, 30 * mega], [2], [10]]
-    assert [[each.numel() for each in bucket] for bucket in summing.plan(given[1:3], given[1:2])] == [[3], [mega]]
-    assert summing.plan([]) == []
+    assert [[each.numel() for each in bucket] for bucket in gradients.buckets(given[1:3], {id(given[1])})] == [
+        [3],
+        [mega],
+    ]
+    assert gradients.buckets([]) == []
 
 
 def sums_of_every_kind() -> list[torch.Tensor]:
     """Of tensors that aren't contiguous, complex, half; what one all-reduce adds in a wider type."""
-    rank = world.rank()
+    rank = world.rank
     turned = torch.arange(6.0).view(3, 2).t() * (rank + 1)
     low = torch.full((1000,), 256.0 + rank, dtype=torch.bfloat16)
     given = ([turned, torch.ones(2)], [torch.full((2,), rank + 1j)], [low])
-    return [total for each in given for total in summing.sum_over_ranks(each)]
+    return [total for each in given for total in gradients.sums(each)]
 
 
 def test_sums_of_every_kind(ranks: RankPool) -> None:
@@ -134,12 +136,14 @@ class Probe(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.requires_grad:
-            x.register_hook(lambda grad: self.seen.append(sum(map(len, summing._begun.values()))))
+            x.register_hook(
+                lambda grad: self.seen.append(sum(len(each._begun) for each in gradients.Sums.running.values()))
+            )
         return x
 
 
 @pytest.mark.skipif(torch.__version__ < "2.2", reason="nodes have no numbers of their own")
-@on_ranks(2, each=[0, 4, 4])  # none in the first backward; then two layers'
+@on_ranks(2, each=[4, 4, 4])  # two layers'
 def test_buckets_are_sent_while_backward_runs() -> list[int]:
     probe = Probe()
     net = models.wrap_model(nn.Sequential(nn.Linear(2, 2), probe, nn.Linear(2, 2), nn.Linear(2, 2)))
@@ -163,7 +167,7 @@ class Severing(nn.Module):
 
 def led_to_as_the_rows_say(by_hand: bool) -> None:
     torch.manual_seed(0)
-    before, scatter_gather.LARGE = scatter_gather.LARGE, 0
+    before, large.LARGE = large.LARGE, 0
     try:
         alone = [nn.Linear(2, 4), Severing()]
         ours = [models.wrap_model(copy.deepcopy(net)) for net in alone]
@@ -190,7 +194,7 @@ def led_to_as_the_rows_say(by_hand: bool) -> None:
                 optimizer.step()
                 optimizer.zero_grad()
     finally:
-        scatter_gather.LARGE = before
+        large.LARGE = before
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
@@ -229,16 +233,9 @@ def pieces(first_inside: bool) -> None:
                 net.module.layer.bias.mul_(1)
 
 
-def pieces_that_come_late() -> str:
-    with pytest.raises(RuntimeError, match="pass use_reentrant=False"):
-        pieces(first_inside=False)
-    return "raised"
-
-
-def test_gradients_in_pieces_are_summed_or_told(ranks: RankPool) -> None:
-    ranks(2, pieces, True)
-    if torch.__version__ >= "2.2":
-        assert ranks(2, pieces_that_come_late) == ["raised"] * 2
+@pytest.mark.parametrize("first_inside", [True, False])
+def test_gradients_in_pieces_are_summed(ranks: RankPool, first_inside: bool) -> None:
+    ranks(2, pieces, first_inside)
 
 
 def sent_once() -> list[int]:
@@ -247,7 +244,9 @@ def sent_once() -> list[int]:
     x = a_row_each()
     loss = (net(x) + net(x * 2)).sum() + net(x).sum()
     sent: list[int] = []
-    x.requires_grad_().register_hook(lambda grad: sent.append(sum(map(len, summing._begun.values()))))
+    x.requires_grad_().register_hook(
+        lambda grad: sent.append(sum(len(each._begun) for each in gradients.Sums.running.values()))
+    )
     (loss + x.sum()).backward()
     return sent
 

@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 import copy
-import gc
 import logging
 import pickle
 import random
-import weakref
 from collections import namedtuple
 from collections.abc import Iterator
 from typing import Any
 
+import dp2ddp_runtime as ddp
 import numpy as np
 import pytest
 import torch
-from dp2ddp_runtime.base import world
-from dp2ddp_runtime.batches import loader as loaders
-from dp2ddp_runtime.ranks import rng
-from dp2ddp_runtime.ranks.exchange import Divergence
+from dp2ddp_runtime.world import Divergence, agree, exchange, world
+from loading import Noted, Sized, described, is_rows, longest
 from rank_pool import RankPool, on_ranks
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    IterableDataset,
-    RandomSampler,
-    TensorDataset,
-    get_worker_info,
-)
-from training import Sized, described, longest
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset, get_worker_info
 
 Sample = namedtuple("Sample", "image label")
 
@@ -48,14 +37,14 @@ class Kinds(Sized):
         }
 
 
-def whole_batches(size: int) -> list[Any]:
-    return [described(batch) for batch in loaders.shard_loader(DataLoader(Kinds(), size))]
+def whole_batches(size: int, workers: int) -> list[Any]:
+    return [described(batch) for batch in ddp.shard_loader(DataLoader(Kinds(), size, num_workers=workers))]
 
 
-@pytest.mark.parametrize(("n", "size"), [(2, 4), (3, 5), (2, 1), (3, 11)])
-def test_whole_batches_are_what_the_original_yields(ranks: RankPool, n: int, size: int) -> None:
+@pytest.mark.parametrize(("n", "size", "workers"), [(2, 4, 0), (3, 5, 0), (2, 1, 1), (3, 11, 2)])
+def test_whole_batches_are_what_the_original_yields(ranks: RankPool, n: int, size: int, workers: int) -> None:
     expected = [described(batch) for batch in DataLoader(Kinds(), size)]
-    for batches in ranks(n, whole_batches, size):
+    for batches in ranks(n, whole_batches, size, workers):
         assert batches == expected
 
 
@@ -76,22 +65,23 @@ class Cycle(DataLoader[Any]):
 
 
 def loaded_by_everybody() -> list[Any]:
-    rng.seed_everything(2)
+    ddp.seed_everything(2)
     numbers = TensorDataset(torch.arange(9))
     kinds: dict[str, Any] = {
         "stream": DataLoader(Stream(), 2),
         "stream with workers": DataLoader(Stream(), 2, num_workers=2),
         "no batches": DataLoader(numbers, batch_size=None, shuffle=True),
         "collate": DataLoader(numbers, 4, shuffle=True, collate_fn=longest),
+        "collate with workers": DataLoader(numbers, 4, shuffle=True, collate_fn=longest, num_workers=1),
         "own iterator": Cycle(numbers, 4, shuffle=True),
         "list": [(torch.ones(3), torch.zeros(3)), (torch.ones(2), torch.zeros(2))],
     }
     result = []
     for name, original in kinds.items():
-        loader = loaders.shard_loader(original)
-        batches = [described(batch) for batch in loader]
-        workers = getattr(loader, "num_workers", 0)
-        result.append((name, workers, batches, torch.rand(1).item()))
+        loader = ddp.shard_loader(original)
+        batches = list(loader)
+        assert not any(map(is_rows, batches))
+        result.append((name, [described(batch) for batch in batches], torch.rand(1).item()))
     return result
 
 
@@ -101,48 +91,84 @@ def test_what_can_not_be_split_is_loaded_whole_by_every_rank(ranks: RankPool) ->
         assert result == expected
 
 
-def kept() -> dict[str, Any]:
+class Named(DataLoader[Any]):
+    """A loader of a library's, which adds attributes."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.classes = ["a", "b"]
+
+
+@on_ranks(1, 2, each=True)
+def test_it_stays_the_loader_that_it_was() -> bool:
     numbers = TensorDataset(torch.arange(10))
-    original = DataLoader(numbers, 4, shuffle=True, num_workers=3, drop_last=True, prefetch_factor=3, timeout=9)
-    original.mine = "attribute"  # type: ignore[attr-defined]
-    loader = loaders.shard_loader(original)
-    assert isinstance(loader, DataLoader)
-    assert type(loader).__name__ == "DataLoader"
-    assert loaders.shard_loader(loader) is loader
-    assert loader.dataset is numbers
-    assert loader.sampler is original.sampler
-    assert loader.batch_sampler.batch_size == 4
-    assert type(original.batch_sampler) is BatchSampler
-    assert original.num_workers == 3
+    original = Named(numbers, 4, shuffle=True, num_workers=3, drop_last=True, prefetch_factor=3, timeout=9)
+    loader: Any = ddp.shard_loader(original)
+    assert loader is original
+    assert ddp.shard_loader(loader) is loader
+    assert isinstance(loader, Named)
+    assert type(loader).__name__ == "Named"
+    for _ in range(2):
+        assert (loader.batch_size, loader.num_workers, loader.drop_last, loader.classes) == (4, 3, True, ["a", "b"])
+        assert (loader.prefetch_factor, loader.timeout, len(loader), loader.worker_init_fn) == (3, 9, 2, None)
+        assert type(loader.batch_sampler) is BatchSampler
+        assert type(loader.sampler) is RandomSampler
+        assert loader.dataset is numbers
+        assert len(list(loader)) == len(iter(loader)) == 2
     with pytest.raises(ValueError, match="should not be set"):
         loader.batch_size = 3
+    loader.num_workers = 0
     with pytest.raises(TypeError, match="int"):
-        loaders.shard_loader(3)
-    names = ("batch_size", "num_workers", "drop_last", "prefetch_factor", "timeout", "mine")
-    return {name: getattr(loader, name) for name in names}
+        ddp.shard_loader(3)
+    return True
 
 
-def test_everything_else_of_a_loader_stays(ranks: RankPool) -> None:
-    expected: dict[str, Any] = {
-        "batch_size": 4,
-        "num_workers": 2,
-        "drop_last": True,
-        "prefetch_factor": 3,
-        "timeout": 9,
-    }
-    expected["mine"] = "attribute"
-    assert ranks(2, kept) == [expected] * 2
+@on_ranks(1, 2, each=True)
+def test_copies_are_sharded_too() -> bool:
+    loader: Any = ddp.shard_loader(Named(TensorDataset(torch.arange(8.0)), 4, num_workers=1, persistent_workers=True))
+    for _ in range(2):
+        for each in (loader, copy.copy(loader), copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
+            assert isinstance(each, Named)
+            batches = list(each)
+            assert all(map(is_rows, batches)) == (world.size > 1)
+            assert [batch.tolist() for (batch,) in batches] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    return True
 
 
-def test_with_one_rank_a_loader_is_itself() -> None:
-    original = DataLoader(TensorDataset(torch.arange(3)))
-    assert loaders.shard_loader(original) is original
-    state = torch.get_rng_state()
-    loaders.set_epoch(original, 3)
-    assert torch.equal(torch.get_rng_state(), state)
+def loaded_alone() -> Any:
+    """Before the first wrap the ranks don't know each other; then they do."""
+    groups, world.groups = world.groups, None
+    torch.manual_seed(5)
+    loaders: list[Any] = [
+        ddp.shard_loader(DataLoader(Noted(), 4, shuffle=True, **options))
+        for options in ({}, {"num_workers": 1}, {"num_workers": 2, "persistent_workers": True})
+    ]
+    found, kinds = [], []
+    for loader in loaders:
+        begun = iter(loader)
+        batches = [next(begun)]
+        world.groups = groups
+        batches += [*begun, *loader, *loader]
+        world.groups = None
+        kinds.append([is_rows(batch) for batch in batches])
+        found.append([batch.tolist() for batch in batches if world.size == 1 or not is_rows(batch)])
+        world.groups = groups
+        found[-1] = [batch.tolist() for batch in batches]
+        world.groups = None
+    world.groups = groups
+    return found, kinds, torch.rand(1).item()
 
 
-def why_whole() -> list[str]:
+def test_a_pass_that_began_before_the_first_wrap_goes_on(ranks: RankPool) -> None:
+    expected, _, number = loaded_alone()
+    for found, kinds, last in ranks(2, loaded_alone):
+        assert found == expected
+        assert last == number
+        assert kinds == [[False] * 3 + [True] * 6] * 3
+
+
+@on_ranks(2, each=["DataLoader loads whole batches on every rank: it has a collate_fn of its own"])
+def test_why_batches_are_whole_is_told_once_if_it_is_asked_for() -> list[str]:
     messages: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
@@ -150,20 +176,16 @@ def why_whole() -> list[str]:
     log.addHandler(handler)
     logging.getLogger().setLevel(logging.DEBUG)  # the script's, which may have a file
     try:
-        loaders.shard_loader(DataLoader(TensorDataset(torch.arange(9)), 4, collate_fn=longest))
+        list(ddp.shard_loader(DataLoader(TensorDataset(torch.arange(9)), 4, collate_fn=longest)))
         log.setLevel(logging.DEBUG)
-        numbers = TensorDataset(torch.arange(9))
-        for original in (DataLoader(numbers, 4), DataLoader(numbers, 4, collate_fn=longest), DataLoader(numbers, 5)):
-            loaders.shard_loader(original)
+        loader = ddp.shard_loader(DataLoader(TensorDataset(torch.arange(9)), 4, collate_fn=longest))
+        for each in (loader, loader, ddp.shard_loader(DataLoader(range(9), 4))):
+            list(each)
     finally:
         log.removeHandler(handler)
+        log.setLevel(logging.NOTSET)
         logging.getLogger().setLevel(logging.WARNING)
     return messages
-
-
-def test_whole_batches_that_were_not_asked_for_are_told(ranks: RankPool) -> None:
-    expected = "DataLoader loads whole batches on every rank: it has a collate_fn of its own"
-    assert ranks(2, why_whole) == [[expected]] * 2
 
 
 class Told(Sized):
@@ -175,72 +197,80 @@ class Told(Sized):
     def set_epoch(self, epoch: int) -> None:
         self.epochs.append(epoch)
 
-    def __getitem__(self, index: int) -> float:
-        return random.random() + float(torch.rand(1)) + float(np.random.rand())
+    def __getitem__(self, index: int) -> int:
+        return index
 
 
-class ToldSampler(RandomSampler):
-    def __init__(self, source: Any) -> None:
-        super().__init__(source)
-        self.epochs: list[int] = []
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epochs.append(epoch)
-
-
-def epochs_told() -> Any:
-    rng.seed_everything(5)
-    data = Told()
-    sampler = ToldSampler(data)
-    plain = DataLoader(data, 2, sampler=sampler)
-    loader = loaders.shard_loader(plain)
-    drawn = []
-    for epoch in (0, 1, 1):
-        loaders.set_epoch(loader, epoch)
-        drawn.append([value for batch in loader for value in batch.tolist()])
-        # As if only the rare sample drew a number: the first batch didn't.
-        loader.batch_sampler.splits = True
-    custom = loaders.shard_loader(DataLoader(data, batch_sampler=ToldBatches(data)))
-    loaders.set_epoch(custom, 7)
-    return data.epochs, sampler.epochs, drawn, custom.batch_sampler.epochs
-
-
-class ToldBatches(ToldSampler):
+class ToldSampler(Told):
     def __iter__(self) -> Iterator[Any]:
-        return iter([[0, 1], [2, 3]])
+        return iter([[0, 1], [2, 3]] if not self.epochs else [[3, 2], [1, 0]])
 
 
-def test_set_epoch_tells_all_parts_and_restarts_the_augmentation(ranks: RankPool) -> None:
-    for data, sampler, drawn, batches in ranks(2, epochs_told):
-        assert data == [0, 1, 1, 7]
-        assert sampler == [0, 1, 1]
-        assert batches == [7]
-        assert drawn[1] == drawn[2] != drawn[0]
+@on_ranks(1, 2, each=([7], [7], [[3, 2], [1, 0]]))
+def test_set_epoch_tells_all_parts() -> Any:
+    data, sampler = Told(), ToldSampler()
+    loader = ddp.shard_loader(DataLoader(data, batch_sampler=sampler))  # type: ignore[arg-type]
+    state = torch.get_rng_state()
+    ddp.set_epoch(loader, 7)
+    assert torch.equal(torch.get_rng_state(), state)
+    return data.epochs, sampler.epochs, [batch.tolist() for batch in loader]
 
 
-class Unshared(Sized):
-    """Draws from the shared stream, and from a generator that no rank shares."""
-
-    size = 7
-
-    def __init__(self) -> None:
-        self.own = random.Random()
-
-    def __getitem__(self, index: int) -> Any:
-        return index, self.own.random(), float(torch.rand(1)), f"{self.own.random()}"
+# What the ranks compare.
 
 
-def unshared() -> list[Any]:
-    torch.manual_seed(1)
-    loader = loaders.shard_loader(DataLoader(Unshared(), 4, shuffle=True))
-    return [described(batch) for _ in range(4) for batch in loader]
+class Unseeded(Sized):
+    """A sampler whose order each rank would draw for itself."""
+
+    def __init__(self, held: bool) -> None:
+        self.held = np.random.default_rng() if held else None
+
+    def __iter__(self) -> Iterator[int]:
+        return iter((self.held or np.random.default_rng()).permutation(11).tolist())
 
 
-def test_whole_batches_are_one_even_with_random_numbers_that_no_rank_shares(ranks: RankPool) -> None:
-    for n in (2, 3):
-        batches, *others = ranks(n, unshared)
-        assert all(other == batches for other in others)
-        assert len(batches) == 8, "in the loader's trial, and after it"
+def in_an_order(held: bool, workers: int) -> Any:
+    loader = ddp.shard_loader(DataLoader(Noted(), 4, sampler=Unseeded(held), num_workers=workers))  # type: ignore[arg-type]
+    try:
+        return [batch.tolist() for _ in range(2) for batch in loader], exchange("the end")[0].value
+    except Divergence as error:
+        world.agreed.clear()
+        return str(error)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_order_that_differs_between_ranks_is_an_error(ranks: RankPool, workers: int) -> None:
+    for text in ranks(2, in_an_order, False, workers):
+        assert "the batch that a loader's sampler gives at test_loader.py:" in text
+        assert "differs between the ranks: rank 0: [4, " in text
+    first, second = ranks(2, in_an_order, True, workers)  # of a generator that it holds, rank 0's numbers
+    assert isinstance(first, tuple)
+    assert first == second
+
+
+class Uneven(Sized):
+    """Samples of another size on each rank, too large to be gathered unasked."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.ones(3, 200 + world.rank, 100)
+
+
+def uneven(workers: int) -> str:
+    try:
+        for _ in ddp.shard_loader(DataLoader(Uneven(), 4, num_workers=workers)):
+            agree("nothing", None)
+            exchange("a step")
+    except Divergence as error:
+        world.agreed.clear()
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_samples_of_other_shapes_on_other_ranks_are_an_error(ranks: RankPool, workers: int) -> None:
+    for text in ranks(2, uneven, workers):
+        assert "what a batch of a DataLoader is, but for its rows, at test_loader.py:" in text
+        assert "rank 0: [['torch.float32', 3, 200, 100]]; rank 1: [['torch.float32', 3, 201, 100]]" in text
 
 
 class Growing(Sized):
@@ -248,93 +278,85 @@ class Growing(Sized):
 
     size = 12
 
-    def __init__(self) -> None:
-        self.side = 8
-
     def __getitem__(self, index: int) -> torch.Tensor:
-        if index % 4 == 0:
-            self.side += 300
-        return torch.ones(3, self.side, self.side)  # too large to be gathered unasked
+        return torch.ones(3, 300 * (1 + index // 4), 9)
 
 
-class Uneven(Growing):
-    """Of another size on each rank."""
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.ones(3, 8 + world.rank(), 8)
+@on_ranks(2, each=[(4, 3, side, 9) for side in (300, 600, 900)])
+def test_batches_may_differ_in_size() -> list[Any]:
+    return [tuple(batch.shape) for batch in ddp.shard_loader(DataLoader(Growing(), 4, num_workers=1))]
 
 
-def shapes() -> list[Any]:
-    found: list[Any] = [tuple(batch.shape) for batch in loaders.shard_loader(DataLoader(Growing(), 4, num_workers=1))]
+# Who loads what.
+
+
+@on_ranks(2, all_give=[[0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10]])
+def test_without_workers_a_rank_loads_its_rows() -> list[int]:
+    data = Noted()
+    for batch in ddp.shard_loader(DataLoader(data, 4)):
+        assert is_rows(batch)
+    return data.loaded
+
+
+class Rare(Noted):
+    """Few samples draw random numbers: the first batch tells nothing."""
+
+    def __getitem__(self, index: int) -> Any:
+        noise = random.random() + np.random.randn() + torch.rand(()) if index > 4 else 0
+        return super().__getitem__(index) + noise
+
+
+def rare() -> Any:
+    ddp.seed_everything(3)
+    data = Rare()
+    loader = ddp.shard_loader(DataLoader(data, 4))
+    found = [[round(batch.tolist()[0], 6), batch.tolist(), np.random.randn()] for _ in range(2) for batch in loader]
+    return found, torch.rand(1).item(), data.loaded
+
+
+def test_where_samples_draw_every_rank_loads_all_of_them_as_the_original_does(ranks: RankPool) -> None:
+    expected, last, _ = rare()
+    everything = [4, 5, 6, 7, 8, 9, 10, *range(11)]
+    for rank, (found, number, loaded) in enumerate(ranks(2, rare)):
+        assert found == expected
+        assert number == last
+        assert loaded == [*([0, 1], [2, 3])[rank], *([4, 5], [6, 7])[rank], *everything]
+
+
+class Late(Noted):
+    """Draws nothing in what the ranks look at together."""
+
+    size = 100
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index) + (torch.rand(()) if index in (76, 79) else 0)
+
+
+@on_ranks(2, each=[19, "the samples of a DataLoader draw random numbers at test_loader.py:"])
+def test_samples_that_begin_to_draw_late_are_an_error() -> Any:
+    count = 0
     try:
-        next(iter(loaders.shard_loader(DataLoader(Uneven(), 4, num_workers=1))))
-    except Divergence as error:
-        found.append(str(error))
-    return found
+        for _ in ddp.shard_loader(DataLoader(Late(), 4)):
+            count += 1
+    except RuntimeError as error:
+        return [count, str(error)[: str(error).index(":") + 1]]
+    return None
 
 
-def test_samples_have_the_shape_of_the_batch_s_first_one_or_it_is_an_error(ranks: RankPool) -> None:
-    """Although nobody looks at them."""
-    for *found, text in ranks(2, shapes):
-        assert found == [(4, 3, size, size) for size in (308, 608, 908)]
-        assert "([3, 8, 8], [3, 9, 8])" in text
-        assert "With a collate_fn of your own" in text
+class Nested(Sized):
+    """Reads a sharded loader for each of its samples."""
+
+    def __init__(self) -> None:
+        self.inner = ddp.shard_loader(DataLoader(Noted(), 3))
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.cat([*self.inner]) + index
 
 
-class Drawing(Sized):
-    """Of a size that a worker draws."""
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.full((3, torch.randint(2, 99, ()), 2), float(index)), torch.empty(0, world.rank())
-
-
-def single_rows() -> list[Any]:
-    """Of batches with a row for one rank; another one has loaded it as well, to go the same way, and drawn anew."""
-    loader = loaders.shard_loader(DataLoader(Drawing(), 1, num_workers=1))
-    return [(x.shape, x.rows.shape, empty.shape, x.unique().tolist()) for x, empty in loader]
-
-
-def test_what_stands_in_on_a_rank_without_rows_has_the_size_of_the_others(ranks: RankPool) -> None:
-    one, other = ranks(2, single_rows)
-    assert one == other
-    assert [values for *_, values in one] == [[index] for index in range(11)]
-    assert len({rows for _, rows, *_ in one}) > 1
-
-
-class Collating(DataLoader[Any]):
-    """It leads to itself."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__(TensorDataset(torch.arange(9.0)), size, collate_fn=self.collate)
-
-    def collate(self, samples: list[Any]) -> torch.Tensor:
-        return torch.stack([sample for (sample,) in samples])
-
-
-def saved_and_copied() -> tuple[int, list[str]]:
-    """How many loaders come of one that is sharded several times, and what a sharded one says to copies."""
-    original = DataLoader(range(9), 4, shuffle=True, num_workers=3)
-    sharded: Any = loaders.shard_loader(original)
-    count = len({loaders.shard_loader(each) for each in (original, original, sharded, copy.copy(original))})
-    assert not hasattr(copy.deepcopy(original)._sharded, "loader")
-    plain = loaders.shard_loader([[1, 2], [3]])
-    assert loaders.shard_loader(plain) is plain
-    said = []
-    for function in (copy.copy, copy.deepcopy, pickle.dumps):
-        with pytest.raises(TypeError) as error:
-            function(sharded)
-        said.append(str(error.value))
-    return count, said
-
-
-def test_a_sharded_loader_is_not_copied(ranks: RankPool) -> None:
-    for count, said in ranks(2, saved_and_copied):
-        assert count == 2, "a copy of the original's is another one"
-        assert all("can't be pickled or copied: do that with the loader itself" in each for each in said)
-
-
-@on_ranks(2, each=False)
-def test_a_loader_that_leads_to_itself_is_not_kept() -> bool:
-    before = weakref.ref(loaders.shard_loader(Collating(4)))
-    gc.collect()
-    return before() is not None
+@on_ranks(1, 2, each=True)
+def test_in_samples_it_is_the_originals() -> bool:
+    for workers in (0, 1):
+        data = Nested()
+        (batch,) = ddp.shard_loader(DataLoader(data, 11, num_workers=workers))
+        assert batch.tolist() == [[float(i + j) for j in range(11)] for i in range(11)]
+    return True

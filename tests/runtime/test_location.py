@@ -12,16 +12,16 @@ from pathlib import Path
 PROGRAM = """
 import collections
 import torch
-from dp2ddp_runtime.base.location import here
+from dp2ddp_runtime.place import line as here
 
 class Net(torch.nn.Module):
     def forward(self):
-        print(here().line)
+        print(here())
 
 def main():
-    print(here().line)
+    print(here())
     Net()()
-    collections.UserList([2, 1]).sort(key=lambda number: print(here().line) or number)
+    collections.UserList([2, 1]).sort(key=lambda number: print(here()) or number)
 """
 
 

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from dp2ddp_runtime.base import world
+from dp2ddp_runtime import birth, start
 from starts import Started, Warm, write
 
 TRAIN = """
@@ -143,7 +143,7 @@ def test_two_machines_of_which_one_leaves(warm: Warm, machines: Machines, tmp_pa
         done = first.wait(60)
         assert done.returncode == 1
         assert time.monotonic() - begin < 30, "torchrun itself takes some seconds"
-        assert sum("of 4 failed:" in line for line in done.stderr.splitlines()) == 1, done.stderr
+        assert sum("of 4 failed" in line for line in done.stderr.splitlines()) == 1, done.stderr
         for name in machines.names[:-1]:
             left = subprocess.run(["ip", "netns", "pids", name], check=True, capture_output=True, text=True).stdout
             assert left.split() == []
@@ -154,7 +154,8 @@ def test_slurm_s_own_variables_are_enough(warm: Warm, tmp_path: Path) -> None:
     """Two tasks of `srun python train_ddp.py`, without torchrun, as on one node."""
     body = """
         ddp.setup(timeout=60)
-        print(ddp.rank(), ddp.local_rank(), ddp.world_size(), sum(ddp.gather(1)), file=sys.__stderr__)
+        ddp.wrap_model(torch.nn.Linear(1, 1))
+        print(ddp.gather([ddp.rank(), ddp.local_rank(), ddp.world_size()]))
         """
     script = write(tmp_path, body)
     step = {
@@ -173,22 +174,22 @@ def test_slurm_s_own_variables_are_enough(warm: Warm, tmp_path: Path) -> None:
             )
             for rank in range(2)
         ]
-        assert [task.wait().stderr for task in tasks] == ["0 0 2 2\n", "1 1 2 2\n"]
+        assert [task.wait().stdout for task in tasks] == ["[[0, 0, 2], [1, 1, 2]]\n", ""]
 
 
 @pytest.mark.parametrize(
     ("nodes", "first"), [("n1", "n1"), ("n[001-004,17],m3", "n001"), ("gpu-a,gpu-b", "gpu-a"), ("x[3,5]", "x3")]
 )
 def test_ranks_meet_on_the_first_node(monkeypatch: pytest.MonkeyPatch, nodes: str, first: str) -> None:
-    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT", world.PLACE):
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT", birth.LAUNCHED):
         monkeypatch.delenv(name, raising=False)
     for name, value in (("JOB_ID", "71"), ("STEP_ID", "2"), ("STEP_NODELIST", nodes), ("PROCID", "3")):
         monkeypatch.setenv(f"SLURM_{name}", value)
-    assert "RANK" not in world.environment(), "a batch script is no task of a step"
+    assert start._launched() == {}, "a batch script is no task of a step"
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
-    assert "RANK" not in world.environment()
+    assert start._launched() == {}
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
-    found = {name: world.environment()[name] for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")}
+    found = {name: start._launched()[name] for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")}
     assert found == {"MASTER_ADDR": first, "MASTER_PORT": "20712", "RANK": "3", "WORLD_SIZE": "4"}
     monkeypatch.setenv("MASTER_PORT", "29500")
-    assert world.environment()["MASTER_PORT"] == "29500"
+    assert start._launched()["MASTER_PORT"] == "29500"

@@ -11,7 +11,7 @@ import pytest
 
 _PROGRAM = """
 import resource, torch
-from dp2ddp_runtime.launch import devices
+from dp2ddp_runtime import gpus as devices
 torch.set_num_threads(1)
 devices.keep_memory()
 for step in range(20):

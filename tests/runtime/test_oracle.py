@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from dp2ddp_runtime.ranks import rng
+from dp2ddp_runtime import streams
 from torch import nn
 
 from dp2ddp.verify.emulate.oracle import EmulatedDataParallel
@@ -34,7 +34,7 @@ def test_other_dimensions_and_calls_without_tensors() -> None:
     assert [args[0].shape for args, _ in spy.calls] == [(3, 3), (3, 2)]
     spy = Spy(lambda *args: torch.ones(2))
     assert EmulatedDataParallel(spy, n=3)().shape == (2,)
-    assert EmulatedDataParallel(spy, n=3)("text").shape == (6,)
+    assert EmulatedDataParallel(spy, n=3)("text").shape == (2,), "once, as on one GPU"
 
 
 def test_replicas_draw_from_streams_of_their_own_and_leave_the_shared_one() -> None:
@@ -45,7 +45,7 @@ def test_replicas_draw_from_streams_of_their_own_and_leave_the_shared_one() -> N
     out = net(torch.ones(200))
     assert torch.equal(torch.rand(1), after)
     for rank, part in enumerate(out.chunk(2)):
-        torch.manual_seed(rng.replica_seed(5, rank))
+        torch.manual_seed(streams.replica_seed(5, rank))
         assert torch.equal(part, nn.functional.dropout(torch.ones(100), 0.5))
 
 

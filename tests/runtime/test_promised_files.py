@@ -6,12 +6,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import dp2ddp_runtime as ddp
 import pytest
 import torch
-from dp2ddp_runtime.base import world
-from dp2ddp_runtime.batches import loader as loaders
-from dp2ddp_runtime.model import wrapped as models
-from dp2ddp_runtime.rank_zero import checkpoint
+from dp2ddp_runtime import checkpoint, device
 from rank_pool import RankPool
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
@@ -23,7 +21,7 @@ EVERYWHERE = pytest.mark.parametrize("ranks", ["cpu", "cuda"], indirect=True)
 
 def write_and_read(path: Path) -> tuple[list[Any], int]:
     """What is read right behind each of three saves, by whom, and how often this rank has written a file."""
-    torch_save, written = torch.save, []
+    torch_save, written = checkpoint._save, []
 
     def slowly(obj: Any, *args: Any) -> None:
         time.sleep(0.2)
@@ -31,15 +29,15 @@ def write_and_read(path: Path) -> tuple[list[Any], int]:
         time.sleep(0.2)
         written.append(obj)
 
-    torch.save = slowly
+    checkpoint._save = slowly
     try:
         read = []
         for step in range(3):
-            checkpoint.save({"w": torch.full((1000,), step, device=world.device()), "by": world.rank()}, path)
-            found = checkpoint.load(path)
-            read.append((found["w"].unique().tolist(), found["by"], found["w"].device == world.device()))
+            ddp.save({"w": torch.full((1000,), step, device=device()), "by": ddp.rank()}, path)
+            found = ddp.load(path)
+            read.append((found["w"].unique().tolist(), found["by"], found["w"].device == device()))
     finally:
-        torch.save = torch_save
+        checkpoint._save = torch_save
     return read, len(written)
 
 
@@ -56,7 +54,7 @@ def save_and_go_on(original: bool, path: Path) -> Parameters:
     net, optimizer = make_pair(original, seed=0)
     train_epoch(net, optimizer)
     states = {"net": net.state_dict(), "bare": net.module.state_dict(), "optimizer": optimizer.state_dict()}
-    (torch.save if original else checkpoint.save)(states, path)
+    (torch.save if original else ddp.save)(states, path)
     train_epoch(net, optimizer)
     return snapshot(net)
 
@@ -64,8 +62,8 @@ def save_and_go_on(original: bool, path: Path) -> Parameters:
 def load_and_go_on(original: bool, key: str, path: Path) -> Parameters:
     """The other epoch only."""
     net, optimizer = make_pair(original, seed=1)
-    states = (torch.load if original else checkpoint.load)(path)
-    load: Any = nn.Module.load_state_dict if original else models.load_state_dict
+    states = (torch.load if original else ddp.load)(path)
+    load: Any = nn.Module.load_state_dict if original else ddp.load_state_dict
     load(net.module if original and key == "bare" else net, states[key])
     optimizer.load_state_dict(states["optimizer"])
     train_epoch(net, optimizer)
@@ -73,15 +71,15 @@ def load_and_go_on(original: bool, key: str, path: Path) -> Parameters:
 
 
 def make_pair(original: bool, seed: int) -> tuple[Any, torch.optim.Optimizer]:
-    wrap = data_parallel(2) if original else models.wrap_model
-    net = wrap(seeded(Net, torch.float32, seed)).to(world.device())
+    wrap = data_parallel(2) if original else ddp.wrap_model
+    net = wrap(seeded(Net, torch.float32, seed)).to(device())
     return net, torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
 
 
 def train_epoch(net: Any, optimizer: torch.optim.Optimizer) -> None:
-    for x, y in loaders.shard_loader(DataLoader(TensorDataset(*data(55, torch.float32)), 16)):
+    for x, y in ddp.shard_loader(DataLoader(TensorDataset(*data(55, torch.float32)), 16)):
         optimizer.zero_grad()
-        F.cross_entropy(net(x.to(world.device())), y.to(world.device())).backward()
+        F.cross_entropy(net(x.to(device())), y.to(device())).backward()
         optimizer.step()
 
 

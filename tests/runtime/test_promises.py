@@ -1,6 +1,6 @@
 """The promises P1 to P4 of the design, for what the runtime has to do with them: on the CPU, and on pretend devices.
 
-Functions that ranks run say `.to(world.device())` where a script says `.cuda()`.
+Functions that ranks run say `.to(device())` where a script says `.cuda()`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from dp2ddp_runtime.base import world
-from dp2ddp_runtime.batches import deferred
-from dp2ddp_runtime.batches import loader as loaders
-from dp2ddp_runtime.model import scatter_gather
-from dp2ddp_runtime.model import wrapped as models
-from dp2ddp_runtime.ranks import rng
-from rank_pool import RankPool
+from dp2ddp_runtime import device, rows, streams
+from dp2ddp_runtime import large as large_outputs
+from dp2ddp_runtime import loader as loaders
+from dp2ddp_runtime import model as models
+from rank_pool import RankError, RankPool
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler, Subset, TensorDataset, WeightedRandomSampler
@@ -104,12 +102,12 @@ KINDS = (
 
 def read(kind: str, workers: int) -> tuple[list[list[int]], int, float]:
     """Two epochs' batches, `len`, and a draw afterwards."""
-    rng.seed_everything(11)
+    streams.seed_everything(11)
     loader = loaders.shard_loader(make_loader(kind, workers))
     batches = []
     for epoch in range(2):
         loaders.set_epoch(loader, epoch)
-        batches += [batch.to(world.device()).tolist() for batch in loader]
+        batches += [batch.to(device()).tolist() for batch in loader]
     return batches, len(loader), torch.rand(1).item()
 
 
@@ -131,16 +129,16 @@ def test_p1_each_batch_is_the_originals(ranks: RankPool, n: int, workers: int) -
 
 def own_rows(kind: str, workers: int) -> list[list[int]]:
     """The samples that this rank has loaded for each batch of two epochs, once it knows that they draw nothing."""
-    rng.seed_everything(11)
+    streams.seed_everything(11)
     loader = loaders.shard_loader(make_loader(kind, workers))
-    return [batch.to(world.device()).rows.tolist() for _ in range(2) for batch in loader]
+    return [batch.to(device())._rows.tolist() for _ in range(2) for batch in loader]
 
 
 @pytest.mark.parametrize(("ranks", "n", "workers"), [("cpu", 2, 0), ("cpu", 3, 2), ("cuda", 2, 0)], indirect=["ranks"])
 def test_p1_each_row_has_one_owner(ranks: RankPool, n: int, workers: int) -> None:
     """The ranks' rows together are the batch, in `torch.chunk`'s sizes; idle ranks have rank 0's."""
     for kind in KINDS:
-        rng.seed_everything(11)
+        streams.seed_everything(11)
         original = make_loader(kind, 0)
         parts = ranks(n, own_rows, kind, workers)
         for step, whole in enumerate(batch for _ in range(2) for batch in original):
@@ -151,13 +149,34 @@ def test_p1_each_row_has_one_owner(ranks: RankPool, n: int, workers: int) -> Non
 def read_unseeded() -> list[list[int]]:
     random.seed(1)
     loader = loaders.shard_loader(DataLoader(Numbered(40), 8, sampler=Rolling(40)))
-    return [batch.to(world.device()).tolist() for batch in loader]
+    return [batch.to(device()).tolist() for batch in loader]
 
 
 @EVERYWHERE
 def test_p1_a_sampler_with_randomness_of_its_own_is_rank_0s(ranks: RankPool) -> None:
     first, second = ranks(2, read_unseeded)
     assert first == second
+
+
+class Entropic(Sampler[int]):
+    """A sampler that asks the system for its order."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(random.SystemRandom().sample(range(40), 40))
+
+
+def read_mixture() -> None:
+    for batch in loaders.shard_loader(DataLoader(Numbered(40), 8, sampler=Entropic())):
+        batch.tolist()
+
+
+def test_p1_a_sampler_that_draws_otherwise_on_each_rank_ends_the_job(ranks: RankPool) -> None:
+    """Not a batch is trained on that is a mixture."""
+    with pytest.raises(RankError, match=r"Divergence: .*differs between the ranks"):
+        ranks(2, read_mixture)
 
 
 def train(wrap: Wrap, steps: int, dtype: torch.dtype) -> list[Parameters]:
@@ -168,7 +187,7 @@ def train(wrap: Wrap, steps: int, dtype: torch.dtype) -> list[Parameters]:
     history: list[Parameters] = []
     while len(history) < steps:
         for x, y in loader:
-            x, y = x.to(world.device()), y.to(world.device())
+            x, y = x.to(device()), y.to(device())
             optimizer.zero_grad()
             F.cross_entropy(net(x), y).backward()
             nn.utils.clip_grad_norm_(net.parameters(), 5.0)
@@ -210,7 +229,7 @@ def train_on_clips(wrap: Wrap, large: bool) -> tuple[list[Parameters], list[bool
     x, y = data(15 * 4, torch.float64)
     loader = loaders.shard_loader(DataLoader(TensorDataset(x.view(15, 4, 1, 8, 8), y[::4]), 8))
     history, gathered = [], []
-    with mock.patch.object(scatter_gather, "LARGE", 0 if large else 1 << 20), mock.patch.object(deferred, "SMALL", 0):
+    with mock.patch.object(large_outputs, "LARGE", 0 if large else 1 << 20), mock.patch.object(rows, "SMALL", 0):
         for clips, labels in (each for _ in range(3) for each in loader):
             frames = clips.view(-1, *clips.shape[2:])
             out = net(frames)
@@ -220,7 +239,7 @@ def train_on_clips(wrap: Wrap, large: bool) -> tuple[list[Parameters], list[bool
             (loss + F.cross_entropy(out, labels.unsqueeze(1).repeat(1, 4).view(-1))).backward()
             optimizer.step()
             history.append(snapshot(net))
-            gathered.append(getattr(clips, "is_materialized", True))
+            gathered.append(not rows.is_apart(clips))
     return history, gathered
 
 
@@ -250,13 +269,13 @@ class Augmented(Dataset[Any]):
 
 def augmented(size: int) -> Any:
     """Three epochs of augmented samples, with numbers that the script draws between batches."""
-    rng.seed_everything(3)
+    streams.seed_everything(3)
     loader = loaders.shard_loader(DataLoader(Augmented(), size, shuffle=True))
     batches = []
     for epoch in range(3):
         loaders.set_epoch(loader, epoch)
         for _, labels, noise in loader:
-            noise, labels = noise.to(world.device()), labels.to(world.device())
+            noise, labels = noise.to(device()), labels.to(device())
             batches.append((noise.tolist(), labels.tolist(), torch.rand(1).item()))
     return batches
 
@@ -271,7 +290,7 @@ def test_p1_holds_for_samples_that_draw_random_numbers(ranks: RankPool, n: int, 
 
 def digest() -> str:
     """Of the states of all generators."""
-    on_device = [torch.cuda.get_rng_state().tolist()] if world.device().type == "cuda" else []
+    on_device = [torch.cuda.get_rng_state().tolist()] if device().type == "cuda" else []
     numpy = [str(part) for part in np.random.get_state()]
     state = (torch.get_rng_state().tolist(), random.getstate(), numpy, on_device)
     return hashlib.sha256(pickle.dumps(state)).hexdigest()
@@ -285,13 +304,13 @@ def epochs(workers: int) -> Any:
     for epoch in range(2):
         loaders.set_epoch(loader, epoch)
         for x, y, noise in loader:
-            x, y = x.to(world.device()), y.to(world.device())
+            x, y = x.to(device()), y.to(device())
             optimizer.zero_grad()
             F.cross_entropy(net(x), y).backward()
             optimizer.step()
             noises.append(noise.tolist())
         ends.append((digest(), [value.tolist() for value in snapshot(net)]))
-    with rng.forward:
+    with streams.forward:
         own = digest()
     return ends, noises, own
 
@@ -313,10 +332,10 @@ def accuracy() -> tuple[int, int, int, float]:
     net = models.wrap_model(nn.Linear(1, 2))
     seen, correct, ranked, losses = 0, 0, 0, 0.0
     for batch in loaders.shard_loader(DataLoader(Numbered(23), 6, shuffle=True)):
-        wide = 2 * batch.to(world.device())[:, None].repeat(1, 5000)  # too large to travel along with something else
+        wide = 2 * batch.to(device())[:, None].repeat(1, 5000)  # too large to travel along with something else
         ranked += sum(place * row for place, row in enumerate(wide[:, 0].tolist()))
         out = net(batch[:, None].float())  # from the host: to move it there is the wrapped model's affair
-        batch = batch.to(world.device())
+        batch = batch.to(device())
         seen += len(batch)
         correct += (out.argmax(1) == batch % 2).sum().item()
         losses += F.cross_entropy(out, batch % 2).item() * batch.size(0)

@@ -15,6 +15,7 @@ def test_torchrun_starts_the_ranks_again(warm: Warm, tmp_path: Path) -> None:
     body = """
         attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
         ddp.setup(timeout=60)
+        ddp.wrap_model(torch.nn.Linear(1, 1))
         for step in range(20):
             total = sum(ddp.gather(torch.ones(3)))
             if (step, ddp.rank()) == (10, 1 - attempt):

@@ -19,6 +19,7 @@ def test_four_jobs_at_once_know_nothing_of_each_other(warm: Warm, tmp_path: Path
     """Each with its own folder; nothing else tells them apart."""
     body = """
         ddp.setup(timeout=100)
+        ddp.wrap_model(torch.nn.Linear(1, 1))
         net = ddp.wrap_model(torch.nn.Linear(2, 1, bias=False))
         torch.nn.init.constant_(net.module.weight, float(sys.argv[1]))
         for _ in range(20):
@@ -43,6 +44,7 @@ def test_a_reader_that_ends_ends_the_job_with_one_message(warm: Warm, tmp_path: 
     """As `python train_ddp.py | head -1` does; Python's own error, once, and no rank waits for rank 0."""
     body = """
         ddp.setup(timeout=100)
+        ddp.wrap_model(torch.nn.Linear(1, 1))
         while True:
             print("step", flush=True)
             ddp.barrier()
@@ -56,8 +58,7 @@ def test_a_reader_that_ends_ends_the_job_with_one_message(warm: Warm, tmp_path: 
         done = job.wait()
     assert time.monotonic() - begin < 5
     assert done.returncode == 1
-    assert done.stderr.startswith("dp2ddp: rank 0 of 2 failed:\n")
-    assert done.stderr.count("BrokenPipeError: ") == done.stderr.count("Traceback") == 1
+    assert done.stderr.count("BrokenPipeError: ") == done.stderr.count("Traceback") == 1, done.stderr
 
 
 def test_a_hang_up_that_is_ignored_ends_nothing(warm: Warm, tmp_path: Path) -> None:
@@ -66,7 +67,9 @@ def test_a_hang_up_that_is_ignored_ends_nothing(warm: Warm, tmp_path: Path) -> N
         import signal
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what `nohup` does before the script begins
         ddp.setup(timeout=100)
-        signal.signal(signal.SIGHUP, lambda *_: print("it was passed on", flush=True))
+        ddp.wrap_model(torch.nn.Linear(1, 1))
+        if ddp.rank():
+            signal.signal(signal.SIGHUP, lambda *_: os._exit(1))
         ddp.barrier()
         open(f"began{ddp.rank()}", "w").close()
         while not os.path.exists("sent"):

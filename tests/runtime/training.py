@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Callable
 
 import torch
-from dp2ddp_runtime.base import world
-from dp2ddp_runtime.ranks import rng
+from dp2ddp_runtime import device
+from dp2ddp_runtime import streams as rng
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import Dataset
@@ -79,14 +79,14 @@ def data_parallel(n: int) -> Wrap:
 
     All models that one of them wraps draw from the same streams, one for each replica, as a rank has one.
     """
-    streams = [rng.Stream(rank=replica) for replica in range(n)]
-    if world.device().type == "cpu":
-        emulated_kind: Any = type("Oracle", (EmulatedDataParallel,), {"streams": streams})
+    own = [rng.Stream(rank=replica) for replica in range(n)]
+    if device().type == "cpu":
+        emulated_kind: Any = type("Oracle", (EmulatedDataParallel,), {"streams": own})
         return lambda net: emulated_kind(net, n=n)
     from dp2ddp.pretend_cuda.replicas import OracleDataParallel
 
-    kind: Any = type("Oracle", (OracleDataParallel,), {"streams": streams})
-    return lambda net: kind(net.to(world.device()), list(range(n)))
+    kind: Any = type("Oracle", (OracleDataParallel,), {"streams": own})
+    return lambda net: kind(net.to(device()), list(range(n)))
 
 
 def seeded(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int = 0) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -86,7 +87,6 @@ def test_a_script_for_gpus_runs_on_the_cpu(tmp_path: Path, float64: bool) -> Non
 
 
 GUARDED = """
-import os
 import torch
 import torch.nn as nn
 import torch.nn.parallel
@@ -105,8 +105,7 @@ class Net(nn.Module):
             return nn.parallel.data_parallel(self.main, x, range(self.ngpu))
         return self.main(x)
 
-def told(text):
-    os.write(2, f"{text}\\n".encode())
+told = (lines := []).append
 
 torch.manual_seed(1)
 told(f"cuda {torch.zeros(1).is_cuda}")
@@ -121,22 +120,22 @@ for rows in (6, 5):
 """
 
 
-def _both(script: str, folder: Path, float64: bool = True) -> Comparison:
-    """The script and its conversion, on two replicas."""
+def _both(script: str, folder: Path, float64: bool = True, ends: tuple[str, str] = ("", "")) -> Comparison:
+    """The script and its conversion, on two replicas, with what stands at their ends."""
     options = runs.Options(replicas=2, float64=float64)
-    for name, text in (("one", script), ("other", tiny.converted(script))):
+    for name, text in (("one", script + ends[0]), ("other", tiny.converted(script) + ends[1])):
         (folder / f"{name}.py").write_text(text)
     one = tiny.run(folder / "one.py", folder / "one", options, original=True)
     return compare(one, tiny.run(folder / "other.py", folder / "other", options))
 
 
 def test_a_guard_on_is_cuda_lets_both_sides_split_the_batch(tmp_path: Path) -> None:
-    comparison = _both(GUARDED, tmp_path)
-    assert explain(comparison) == []
+    comparison = _both(GUARDED, tmp_path, ends=("print([lines])\n", "print(ddp.gather(lines))\n"))
+    assert {each.kind for each in explain(comparison)} == {"printed"}
     assert len(comparison.steps) == 2
     before = ["cuda False", "cuda True", *["3 rows"] * 4, "cuda True", *["3 rows", "2 rows"] * 2]
-    assert comparison.original.stderr.splitlines() == before
-    ranks = [comparison.converted.output(rank, "stderr").splitlines() for rank in (0, 1)]
+    assert ast.literal_eval(comparison.original.stdout) == [before]
+    ranks = ast.literal_eval(comparison.converted.stdout)
     assert ranks[0] == ["cuda False", "cuda True", *["3 rows"] * 2, "cuda True", *["3 rows"] * 2]
     assert ranks[1] == ["cuda False", "cuda True", *["3 rows"] * 2, "cuda True", *["2 rows"] * 2]
 

@@ -19,10 +19,11 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], str, str, int | None]] = {
           "correct += sum(ddp.gather((output.argmax(1) == y).sum().item()))")],
         "printed", "a number of one rank's rows, or one that is reduced twice (2 times the original's)", None,
     ),
-    "a rank's own parameters": (
-        [("        optimizer.step()",
-          "        optimizer.step()\n        [p.data.add_(ddp.rank()) for p in net.parameters()]")],
-        "apart", "something that differs between the ranks", 2,
+    "a rank's own parameters": (  # behind the steps at which the runtime itself looks
+        [("        output = net(x)",
+          "        [p.data.add_(ddp.rank() * (epoch > 1 and len(x) < 8)) for p in net.parameters()]\n"
+          "        output = net(x)")],
+        "apart", "something that differs between the ranks", 9,
     ),
     "shuffle repeated": (
         [(EPOCH, EPOCH + "    torch.manual_seed(7)\n")], "shuffle", "the shuffle of iteration 1 is repeated", None,

@@ -105,20 +105,21 @@ SAME_DEVICE, NO_DEVICE = "Expected all tensors to be on the same device", "inval
 
 @pretended
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
+    ("old", "new", "message", "below"),
     [
-        ("output = net(x)", "output = net(x) + torch.zeros(2)", SAME_DEVICE),
-        (MOVES, "x, y = x.cuda(), y.cuda(1)", NO_DEVICE),
+        ("output = net(x)", "output = net(x) + torch.zeros(2)", SAME_DEVICE, 0),
+        (MOVES, "x, y = x.cuda(), y.cuda(1)", SAME_DEVICE, 3),  # at the loss
+        (MOVES, "x, y = x.cuda(), y.cuda(2)", NO_DEVICE, 0),
     ],
 )
-def test_a_device_mistake_is_shown_with_its_line(verify: Verify, old: str, new: str, message: str) -> None:
+def test_a_device_mistake_is_shown_with_its_line(verify: Verify, old: str, new: str, message: str, below: int) -> None:
     line = mistaken("wrong.py", tiny.converted(HEALTHY), old, new)
     result = verify("--converted", "wrong.py")
     assert result.exit_code == 2, result.output
     assert "the converted script could not run: RuntimeError: " in result.stderr
     assert message in result.stderr
-    assert f'File "wrong.py", line {line}, in <module>' in result.stderr
-    assert new in result.stderr
+    assert f'File "wrong.py", line {line + below}, in <module>' in result.stderr
+    assert below or new in result.stderr
     assert "pretend_cuda" not in result.stderr
     seen_without = verify("--converted", "wrong.py", device="cpu")
     assert seen_without.exit_code == 0, seen_without.output  # there the CPU is every device

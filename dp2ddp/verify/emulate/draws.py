@@ -9,17 +9,15 @@ script's own stream, whose numbers are compared as they are.)
 
 from __future__ import annotations
 
+import random
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, ClassVar
 
 import torch
-from dp2ddp_runtime.batches import kept
-from dp2ddp_runtime.batches.loader import _RankLoader
-from dp2ddp_runtime.ranks import rng
+from dp2ddp_runtime import streams
 from torch.utils.data import DataLoader, dataloader
 from torch.utils.data._utils import fetch
 
@@ -68,7 +66,6 @@ def install(everywhere: bool = False) -> None:
 
     kind._reset = begin
     kind._next_index = lambda iterator: passes.order(iterator, next_index(iterator))
-    _replace(_RankLoader, "_begin_whole", passes.beginning_again())
 
 
 class _Passes:
@@ -77,16 +74,6 @@ class _Passes:
     def __init__(self, everywhere: bool) -> None:
         self._everywhere = everywhere
         self._seen: dict[int, tuple[Any, int]] = {}  # by id; the data set is kept, so that no other one gets its id
-        self._again = False
-
-    @contextmanager
-    def beginning_again(self) -> Iterator[None]:
-        """Ranks that find that they can't share a data set begin the same pass once more."""
-        self._again = True
-        try:
-            yield
-        finally:
-            self._again = False
 
     def order(self, iterator: Any, index: Any) -> Any:
         """What `iterator` tells a worker to load, where it would be `index`."""
@@ -102,9 +89,8 @@ class _Passes:
         """A pass begins."""
         data = iterator._dataset
         _, passes = self._seen.get(id(data), (data, 0))
-        self._seen[id(data)] = (data, passes + (not self._again))
-        iterator._dp2ddp_pass, iterator._dp2ddp_batches = self._seen[id(data)][1], 0
-        iterator._dp2ddp_again = self._again
+        self._seen[id(data)] = (data, passes + 1)
+        iterator._dp2ddp_pass, iterator._dp2ddp_batches = passes + 1, 0
 
 
 def _install_in_worker() -> None:
@@ -185,32 +171,25 @@ class _Draws:
     """
 
     def __init__(self, dataset: Any, key: tuple[int, ...]) -> None:
-        self._own = kept.generators_in(dataset)
+        self._own = streams.generators_in(dataset)
         self._key = key
 
     def seeded(self, what: Any, load: Callable[[], Any]) -> Any:
         """What `load` returns, drawing by `what`. The generators have their states back afterwards."""
-        own, ours = [rng.state_of(each) for each in self._own], rng.capture()
+        before = streams.Position(self._own)
         number = zlib.crc32(repr((*self._key, _plain(what))).encode())
         try:
-            rng.seed_generators(number)
+            random.seed(number)
+            torch.default_generator.manual_seed(
+                number
+            )  # not by `torch.manual_seed`, at which ranks' streams start anew
+            if streams.np is not None:
+                streams.np.random.seed(number)
             for generator in self._own:
-                _seed(generator, number)
+                streams.reseed(generator, number)
             return load()
         finally:
-            rng.restore(ours)
-            for generator, state in zip(self._own, own):
-                rng.set_state(generator, state)
-
-
-def _seed(generator: Any, number: int) -> None:
-    if isinstance(generator, torch.Generator):
-        generator.manual_seed(number)
-    elif hasattr(generator, "seed"):  # `random.Random`, NumPy's `RandomState`
-        generator.seed(number)
-    else:
-        bits = getattr(generator, "bit_generator", generator)
-        bits.state = type(bits)(number).state
+            before.go_back()
 
 
 def _plain(index: Any) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
-from dp2ddp_runtime.ranks import rng
+from dp2ddp_runtime import streams
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -22,14 +22,14 @@ def install(rank: int, on_cpu: bool, drew: Callable[[], None]) -> None:
         on_cpu: the CPU stands in for CUDA devices.
         drew: is called when a wrapped model's forward has drawn random numbers.
     """
-    stream = rng.Stream(rank=rank)
+    stream = streams.Stream(rank=rank)
     forward: Any = DistributedDataParallel.forward
 
     def draws_as_a_replica(self: Any, *args: Any, **kwargs: Any) -> Any:
         with stream:
-            before = rng.capture()
+            before = streams.Position()
             output = forward(self, *args, **kwargs)
-            if not rng.alike(before, rng.capture()):
+            if before.moved:
                 drew()
             return output
 

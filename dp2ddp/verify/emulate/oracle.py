@@ -16,9 +16,8 @@ from typing import Any, ClassVar
 from unittest import mock
 
 import torch
-from dp2ddp_runtime.base.nesting import count_chunks
-from dp2ddp_runtime.model.wrapped import as_in_a_thread
-from dp2ddp_runtime.ranks.rng import Stream
+from dp2ddp_runtime.model import chunks, keeping_saved_tensors
+from dp2ddp_runtime.streams import Stream
 from torch import nn
 
 # Modules that functions of the same name hide.
@@ -38,7 +37,7 @@ class EmulatedDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ign
 
     Each replica has copies of the buffers (replica 0 has the originals, so only its updates in place are kept), sees
     the parameters as non-leaf tensors, and draws random numbers from its own stream, seeded as rank r's of a
-    converted script (`dp2ddp_runtime.ranks.rng.replica_seed`). With `n == 1` the module is called as it is.
+    converted script (`dp2ddp_runtime.streams.replica_seed`). With `n == 1` the module is called as it is.
     """
 
     replicas: ClassVar[int] = 2
@@ -55,7 +54,8 @@ class EmulatedDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ign
         n: int | None = None,
     ) -> None:
         nn.Module.__init__(self)
-        self.n = self.replicas if n is None else n
+        named = len(device_ids) if isinstance(device_ids, Sequence) and device_ids else self.replicas
+        self.n = min(self.replicas, named) if n is None else n
         if self.n < 1:
             raise ValueError(f"n must be at least 1, not {self.n}")
         self.dim = dim
@@ -79,14 +79,10 @@ class EmulatedDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ign
         self.splits(calls)
         outputs = []
         for stream, replica, (args, named) in zip(self._streams, _replicate(self.module, len(calls)), calls):
-            with stream, as_in_a_thread(len(calls), self._device):
+            with stream, keeping_saved_tensors():
                 outputs.append(replica(*args, **named))
         with _on_one_device():
             return _nesting.gather(outputs, 0, self.dim)
-
-    @property
-    def _device(self) -> torch.device:
-        return next((param.device for param in self.module.parameters()), torch.device("cpu"))
 
     def splits(self, calls: Sequence[Any]) -> None:
         """Is called whenever a batch is split over several replicas, with what each is called with."""
@@ -107,26 +103,35 @@ def _calls(args: Any, kwargs: Any, n: int, dim: int) -> list[Any]:
     """
     if not args and not kwargs:
         return [((), {})]
-    counts = [count_chunks(part, n, dim) for part in (args, kwargs)]
-    total = max((found for found in counts if found is not None), default=n)
-    with _on_one_device():
-        cut = [
-            [*_nesting.scatter(part, [*range(n)], dim)][: count or total] for part, count in zip((args, kwargs), counts)
-        ]
-    # What is cut into fewer parts is left out for the last replicas.
+    counts = [found for found in (_count_chunks(part, n, dim) for part in (args, kwargs)) if found]
+    total = counts[0] if counts else 1
+    with _on_one_device(total):
+        cut = [[*_nesting.scatter(part, [*range(n)], dim)][:total] for part in (args, kwargs)]
     return [*zip(*([*parts, *([type(part)()] * total)][:total] for part, parts in zip((args, kwargs), cut)))]
 
 
+def _count_chunks(value: Any, n: int, dim: int) -> int | None:
+    """How many chunks the first tensor in nested arguments has; None without one."""
+    if isinstance(value, torch.Tensor):
+        return (sum(map(bool, chunks(value.size(dim), n, n))) or n) if value.dim() > dim else None
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
+    return next((found for each in inner if (found := _count_chunks(each, n, dim))), None)
+
+
 @contextmanager
-def _on_one_device() -> Iterator[None]:
-    """Let torch's `scatter` and `gather` cut tensors, and put them together, where they are."""
-    functions = {"Scatter": SimpleNamespace(apply=_chunks), "Gather": SimpleNamespace(apply=_together)}
+def _on_one_device(count: int = 0) -> Iterator[None]:
+    """Let torch's `scatter` and `gather` cut tensors, and put them together, where they are.
+
+    What has fewer chunks than the batch, of which there are `count`, each replica has all of.
+    """
+
+    def chunks_of(devices: Sequence[int], sizes: None, dim: int, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+        found = tensor.chunk(len(devices), dim) if tensor.dim() else ()
+        return found if found and len(found) >= count else (tensor,) * len(devices)
+
+    functions = {"Scatter": SimpleNamespace(apply=chunks_of), "Gather": SimpleNamespace(apply=_together)}
     with mock.patch.dict(vars(_nesting), functions):
         yield
-
-
-def _chunks(devices: Sequence[int], sizes: None, dim: int, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-    return tensor.chunk(len(devices), dim) if tensor.dim() else (tensor,) * len(devices)
 
 
 def _together(device: int, dim: int, *outputs: torch.Tensor) -> torch.Tensor:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from dp2ddp_runtime.ranks.rng import Stream
+from dp2ddp_runtime import streams
 from torch import nn
 
 from dp2ddp.pretend_cuda import install as pretend
@@ -21,16 +20,8 @@ _HOMES = ("torch.nn", "torch.nn.parallel", "torch.nn.parallel.data_parallel")
 
 
 def pretend_devices(devices: int) -> None:
-    """Let this process have `devices` pretend CUDA devices; `CUDA_VISIBLE_DEVICES` may show fewer.
-
-    A rank that was told which of them is its own sees no other, as if the runtime were imported only now.
-    """
-    from dp2ddp_runtime.base import world
-    from dp2ddp_runtime.launch.devices import take_own
-
+    """Let this process have `devices` pretend CUDA devices; `CUDA_VISIBLE_DEVICES` may show fewer."""
     pretend(devices)
-    if world.GPU in os.environ:
-        take_own()
 
 
 def emulate(replicas: int, splits: Callable[[nn.Module, Sequence[Any]], None], *, pretended: bool = False) -> None:
@@ -44,9 +35,10 @@ def emulate(replicas: int, splits: Callable[[nn.Module, Sequence[Any]], None], *
     Call it before the script is imported. A model that the script saves whole is pickled as torch's own class. All
     models draw from one stream per replica, as those of a converted script draw from one per rank.
     """
+    streams.own_start()
     body: dict[str, Any] = {
         "replicas": replicas,
-        "streams": [Stream(rank=rank) for rank in range(replicas)],
+        "streams": [streams.Stream(rank=rank) for rank in range(replicas)],
         "splits": lambda self, calls: splits(self.module, calls),
         "__module__": _HOMES[-1],
         "__qualname__": "DataParallel",

@@ -204,7 +204,9 @@ def _add(recording: Recording, kind: str, event: dict[str, Any], layouts: dict[i
     elif kind == "synthetic":
         recording.synthetic += {MadeUp(**event["data"])} - set(recording.synthetic)
     elif kind == "again":
-        recording.batches[:] = [batch for batch in recording.batches if batch.iterator != event["iterator"]]
+        number = event["iterator"]
+        last = max(place for place, batch in enumerate(recording.batches) if batch.iterator == number)
+        del recording.batches[last]
     elif kind == "loader":
         recording.loaders[event["iterator"]] = event["made_with"]
     else:

@@ -9,24 +9,21 @@ from __future__ import annotations
 
 import builtins
 import io
+import json
 import os
 import random
 import struct
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import dp2ddp_runtime
 import torch
-from dp2ddp_runtime.base import location, world
-from dp2ddp_runtime.launch.quiet import hold_until_setup
-from dp2ddp_runtime.model import wrapped
-from dp2ddp_runtime.model.wrapped import WrappedModel
-from dp2ddp_runtime.rank_zero import callsites
+from dp2ddp_runtime import WrappedModel, place
+from dp2ddp_runtime.birth import LAUNCHED
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -55,7 +52,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Relative, as a user types it: what a script prints of it must not tell where this side runs.
     name = os.path.join(os.path.relpath(os.path.realpath(sys.path[0])), os.path.basename(script))
     sys.argv = [os.path.normpath(name), *task.arguments]
-    callsites.aside.append(str(Path(__file__).parents[2]))  # what is recorded is each rank's own
     try:
         with Recorder(folder / f"rank{_rank()}", options) as recorder, ExitStack() as modes:
             # The working directory, and the script's own where that is another one.
@@ -75,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _prepare(task: Task, folder: Path) -> None:
     options = task.options
     _show_terminal()
-    location.leave_out(os.path.dirname(os.path.dirname(__file__)))
+    place.leave_out(os.path.dirname(os.path.dirname(__file__)))
     if options.pretended:
         stand_in.pretend_devices(options.replicas)
     if options.on_cpu:
@@ -86,10 +82,9 @@ def _prepare(task: Task, folder: Path) -> None:
     _seed(_rank())  # torchrun's ranks differ, too, in scripts that don't seed
     draws.install(everywhere=options.foreign)
     clock.install(os.path.join(folder, ""), _begun(folder.parent), behind=_rank())
-    # The runtime was imported before this process was a rank. (What rank 0 prints, no launcher has printed before it.)
-    if _rank() and not task.original and not options.foreign:
-        runtime: Any = import_module("dp2ddp_runtime.setup")  # which a function of this name hides
-        runtime._show_output = hold_until_setup(calls_setup=True)
+    if _rank() and not task.original and not options.foreign:  # a rank that a wrap starts prints nowhere
+        with open(os.devnull, "w") as nothing:
+            os.dup2(nothing.fileno(), 1)
 
 
 def _begun(place: Path) -> int:
@@ -110,7 +105,7 @@ def _watch(task: Task, recorder: Recorder) -> None:
         foreign.install(_rank(), options.on_cpu, recorder.draws)
     else:
         recorder.watch_wrapped(WrappedModel, "wrapped")
-        recorder.watch_replicas(wrapped, _rank())
+        recorder.watch_replicas(WrappedModel, _rank())
     recorder.watch_wrapped(nn.DataParallel, "wrapped" if task.original else "left")
     recorder.watch_batch_norm(dp2ddp_runtime)
 
@@ -153,7 +148,7 @@ def _seed(value: int) -> None:
 
 
 def _rank() -> int:
-    return int(world.environment().get("RANK", "0"))
+    return int({**os.environ, **json.loads(os.environ.get(LAUNCHED, "{}"))}.get("RANK", "0"))
 
 
 def _show_cuda() -> None:

@@ -26,7 +26,7 @@ from dp2ddp.verify.start.client import ForkServer, Process
 SCRIPT = "script"  # the folder in a run's that stands for the script's, where that isn't the working directory
 _LOOK_EVERY = 0.02  # seconds
 GRACE = 20.0  # seconds that the other ranks have after the first one failed
-PLACE = "DP2DDP_PLACE"  # `dp2ddp_runtime.base.world.PLACE`, which can't be imported without torch
+LAUNCHED = "DP2DDP_LAUNCHED"  # `dp2ddp_runtime.birth.LAUNCHED`, which can't be imported without torch
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 Moved = Sequence[tuple[Path, Path]]  # folders of the user's, and what stands for each in a run
@@ -69,8 +69,12 @@ class Run:
         return text.replace(str(self.folder.resolve()), "")
 
     def recordings(self) -> list[Recording]:
-        """Every process's recording, by rank. Raises `FileNotFoundError` where a process didn't get that far."""
-        return [recording.read(self.folder / f"rank{rank}") for rank in range(len(self.exit_codes))]
+        """Each rank's recording. Raises `FileNotFoundError` where a process didn't get that far.
+
+        Ranks that no wrap has asked for (`device_ids` of two devices, three ranks) have ended in `setup`, with nothing.
+        """
+        found = [recording.read(self.folder / f"rank{rank}") for rank in range(len(self.exit_codes))]
+        return [each for rank, each in enumerate(found) if not rank or each.steps or each.batches or each.starts]
 
     def losses(self) -> list[float]:
         """What `backward` was called on, over all ranks."""
@@ -206,16 +210,13 @@ def _places(options: Options) -> list[dict[str, str]]:
     common = {"DP2DDP_DEVICE": "cpu"} if options.on_cpu else {}
     if options.replicas == 1:
         return [{**common, "DP2DDP_NPROC": "1"}]
-    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "PYTHONHASHSEED": "0"}
     size = str(options.replicas)
     ranks = []
     for rank in map(str, range(options.replicas)):
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
         # A script that can also set up DDP itself must not see torchrun's variables.
-        told = place if options.foreign else {PLACE: json.dumps(place)}
-        if options.pretended and not options.foreign:
-            # As a plain start tells them; the runtime itself would find out too late, being imported.
-            told |= {"DP2DDP_GPUS": size, "DP2DDP_GPU": rank}
+        told = place if options.foreign else {LAUNCHED: json.dumps(place)}
         ranks.append({**common, **told})
     return ranks
 

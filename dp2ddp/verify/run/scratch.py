@@ -100,7 +100,7 @@ def _is_write(mode: Any, flags: Any) -> bool:
 
 def _protect_from_save(begin: Callable[[Any], None]) -> None:
     import torch
-    from dp2ddp_runtime.rank_zero import checkpoint
+    from dp2ddp_runtime import checkpoint
 
     def detaching(save: Callable[..., None]) -> Callable[..., None]:
         def detached(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:

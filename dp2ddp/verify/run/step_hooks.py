@@ -51,7 +51,6 @@ class Recorder:
         self._tops = tuple({str(folder.parent) + os.sep, str(folder.resolve().parent) + os.sep})
         self._step = 0
         self._iterators = 0
-        self._iterations: dict[int, int] = {}  # by the data set's id: the latest iteration's number
         self._told: set[str] = set()  # what is noted once
         self._written: set[str] = set()
         self._gradients: list[float | None] = []
@@ -72,7 +71,7 @@ class Recorder:
         self._watch(torch.autocast, "__enter__", before=self._on_autocast)
         self._watch(iterator, "__init__", before=self._on_loader)
         self._watch(iterator, "_reset", after=lambda _, each, *args, **kwargs: self._number(each))
-        self._watch(iterator, "_next_index", after=self._on_index)
+        self._watch(iterator, "_next_index", before=self._before_index, after=self._on_index)
         self._watch(iterator, "__next__", after=self._on_batch)
         self._watch(logging.Logger, "handle", before=self._on_log)
         if hasattr(torch.amp, "GradScaler"):
@@ -124,7 +123,11 @@ class Recorder:
 
     def watch_replicas(self, wrapped: Any, rank: int) -> None:
         """Notes what this rank's replicas of the runtime's wrapped models are called with."""
-        self._watch(wrapped, "_run", before=lambda module, *call: self.forward(module, rank, call))
+
+        def on_run(model: Any, replica: Any, call: Any) -> None:
+            self.forward(model.module, rank, (call.args, call.kwargs))
+
+        self._watch(wrapped, "_run", before=on_run)
 
     def watch_batch_norm(self, runtime: Any) -> None:
         """Notes where the script asks for BatchNorm that is synchronised, which it is on GPUs only."""
@@ -239,6 +242,11 @@ class Recorder:
         if scaler.is_enabled():
             self._write("scales", value=scaler.get_scale())
 
+    def _before_index(self, iterator: Any) -> None:
+        """Ranks that find that samples draw load a batch once more, whole: what was loaded first doesn't count."""
+        if getattr(iterator._index_sampler, "again", False):
+            self._write("again", iterator=iterator._dp2ddp_number)
+
     def _on_index(self, index: Any, iterator: Any) -> None:
         """Workers fetch ahead, by their number: what nobody takes doesn't count."""
         if not hasattr(iterator, "_dp2ddp_fetched"):
@@ -253,15 +261,10 @@ class Recorder:
         iterator._dp2ddp_loader = state.of_loader(loader)
 
     def _number(self, iterator: Any) -> None:
-        """Number an iteration over a loader; one that begins once more (see `draws`) has the number of the first."""
-        data = id(iterator._dataset)
-        if getattr(iterator, "_dp2ddp_again", False):
-            self._write("again", iterator=self._iterations[data])
-        else:
-            self._iterations[data] = self._iterators
-            self._iterators += 1
-            self._write("loader", iterator=self._iterations[data], made_with=iterator._dp2ddp_loader)
-        iterator._dp2ddp_number, iterator._dp2ddp_fetched = self._iterations[data], deque()
+        """Number an iteration over a loader."""
+        iterator._dp2ddp_number, iterator._dp2ddp_fetched = self._iterators, deque()
+        self._iterators += 1
+        self._write("loader", iterator=iterator._dp2ddp_number, made_with=iterator._dp2ddp_loader)
 
 
 def _buffers(module: Any) -> list[tuple[str, Any]]:
@@ -277,4 +280,4 @@ def _is_in_replica() -> bool:
     return frame is not None
 
 
-_RUNNING_REPLICAS = ("dp2ddp_runtime.model.wrapped", "dp2ddp.verify.emulate.oracle", "torch.nn.parallel.parallel_apply")
+_RUNNING_REPLICAS = ("dp2ddp_runtime.model", "dp2ddp.verify.emulate.oracle", "torch.nn.parallel.parallel_apply")

@@ -1,1 +1,0 @@
-"""Where a process stands, and what everything else is told in."""

@@ -1,0 +1,83 @@
+"""A model's buffers: rank 0's on all ranks, behind each forward that trains, as `nn.DataParallel` keeps its first's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import chain
+from operator import attrgetter, is_
+from typing import Any
+
+import torch
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+from .world import SMALL, broadcast_, world
+
+_VERSION = attrgetter("_version")
+
+
+class Buffers:
+    """All dense ones, each once, as long as they are the same.
+
+    Args:
+        held: the modules' dictionaries.
+    """
+
+    def __init__(self, held: Sequence[dict[str, Any]]) -> None:
+        self._views = [each.values() for each in held]
+        self._known: list[Any] = [self]
+        self.tensors: list[torch.Tensor] = []
+
+    def now(self) -> list[torch.Tensor]:
+        """Those that there are by now. A forward may have assigned others."""
+        found = list(chain.from_iterable(self._views))
+        if len(found) != len(self._known) or not all(map(is_, found, self._known)):
+            self._known = found
+            dense = {id(each): each for each in found if each is not None and each.layout == torch.strided}
+            self.tensors = [each for each in dense.values() if not each.is_meta]
+            kinds: dict[torch.dtype, list[torch.Tensor]] = {}
+            for each in self.tensors:
+                kinds.setdefault(each.dtype, []).append(each)
+            self._kinds = list(kinds.values())
+            self._is_plain = not any(
+                each.is_complex() or each.device != self.tensors[0].device for each in self.tensors
+            )
+            size = sum(each.numel() * each.element_size() for each in self.tensors)
+            self._is_small = self._is_plain and size <= SMALL and all(each.is_cpu for each in self.tensors)
+        return self.tensors
+
+    def version(self) -> int:
+        """Another one where somebody has written into one, or assigned another."""
+        with suppress(RuntimeError):  # tensors of inference have none
+            return hash((*map(id, self.now()), *map(_VERSION, self.tensors)))
+        return -2
+
+    @torch.no_grad()
+    def small(self) -> list[torch.Tensor]:
+        """Rank 0's, if they have room in a message."""
+        if not self.now() or not self._is_small or world.rank:
+            return []
+        return [self._flat()]
+
+    def _flat(self) -> torch.Tensor:
+        flats = [_flatten_dense_tensors(some) for some in self._kinds]  # type: ignore[no-untyped-call]
+        return torch.cat([flat.view(torch.uint8) for flat in flats])
+
+    @torch.no_grad()
+    def take(self, came: Sequence[torch.Tensor] = ()) -> None:
+        """Rank 0's numbers, that `came` as `small` gave them. A collective if they haven't."""
+        if not self.now():
+            return
+        if not came and not self._is_plain:
+            broadcast_(self.tensors)
+            return
+        flat = came[0] if came else self._flat()
+        if not came:
+            broadcast_([flat])
+        if not world.rank:
+            return
+        for some in self._kinds:
+            size = sum(map(torch.Tensor.numel, some)) * some[0].element_size()
+            part, flat = flat[:size].clone().view(some[0].dtype), flat[size:]
+            parts = list(_unflatten_dense_tensors(part, some))  # type: ignore[no-untyped-call]
+            torch._foreach_copy_([each.data for each in some], parts)

@@ -1,1 +1,0 @@
-"""Two pairs of adjoint functions, and the sums of gradients."""

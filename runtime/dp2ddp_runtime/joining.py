@@ -1,0 +1,292 @@
+"""What the ranks' replicas return, as one value: tensors along the batch's dimension, lists with an entry a row, ..."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from . import codec, large, place
+from .cutting import Call, Source
+from .gradients import Gather, Layout, reached
+from .nesting import items, rebuilt, tensors
+from .world import Divergence, Told, gather_rows, world
+
+_UNLIKE = (
+    "the wrapped model at {} returned lists or dicts with other entries on other ranks, which nn.DataParallel doesn't "
+    "gather, either: return the same structure whatever the rows are, and whatever it draws"
+)
+
+
+class Said:
+    """What this rank tells of what its replica has returned.
+
+    Attributes:
+        tensors: all that are in it.
+        outline: the rest, as plain values: `int` the number of a tensor, `["=", value]`, `["?"]` what can't be told,
+            `["l", entries]`, `["t", entries]`, `["d", pairs]`, `["r", entries]` with an entry for each row.
+    """
+
+    def __init__(self, dim: int, own_rows: int | None) -> None:
+        self._dim, self._rows = dim, own_rows
+        self.tensors: list[torch.Tensor] = []
+
+    def outline(self, value: Any) -> Any:
+        """Of a value; its tensors go to `tensors`."""
+        if isinstance(value, torch.Tensor):
+            self.tensors.append(value)
+            return len(self.tensors) - 1
+        if isinstance(value, (tuple, list)):
+            kind = "r" if self._is_of_rows(value) else "l" if isinstance(value, list) else "t"
+            return [kind, [self.outline(each) for each in value]]
+        inner = items(value)
+        if inner is not None and not _is_plain(value):
+            return ["d", [[key, self.outline(each)] for key, each in inner.items()]]
+        return ["=", value] if _is_plain(value) else ["?"]
+
+    def _is_of_rows(self, value: Any) -> bool:
+        if type(value) not in (list, tuple) or not self._rows or len(value) != self._rows:
+            return False
+        found = tensors(value)
+        of_rows = [t.dim() > self._dim and t.size(self._dim) == self._rows for t in found]
+        if isinstance(value, tuple) or any(isinstance(each, torch.Tensor) for each in value):
+            return not any(of_rows) and not (isinstance(value, tuple) and found)
+        return not found or not all(of_rows)
+
+    def described(self, sources: Sequence[Source]) -> list[Any]:
+        """Of each tensor its type, and which of the sources it is made of; None if it has no graph."""
+        nodes = [each.nodes for each in sources]
+        return [[str(t.dtype)[6:], reached(t, nodes) if t.requires_grad else None] for t in self.tensors]
+
+
+def _is_plain(value: Any) -> bool:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return True
+    if isinstance(value, (Mapping, torch.nn.Module)):
+        return False
+    try:
+        codec.dumps(value, [])
+    except TypeError:
+        return False
+    return True
+
+
+class Joint:
+    """The ranks' outputs of one call.
+
+    Args:
+        call: what it was given.
+        dim: along which rows are put together.
+        said: this rank's.
+        told: each rank's message, which begins with these tensors.
+        described: each rank's `Said.described`.
+        sources: what outputs may be made of.
+        memory: of the model's earlier calls: by an output's place, how many dimensions it had.
+        tell: for warnings.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        dim: int,
+        said: Said,
+        told: Sequence[Told],
+        described: Sequence[Any],
+        sources: Sequence[Source],
+        memory: dict[Any, int],
+        tell: Any,
+    ) -> None:
+        self._call, self._dim, self._said, self._told, self._described = call, dim, said, told, described
+        self._sources, self._memory, self._tell = sources, memory, tell
+        self._active = [rank for rank, size in enumerate(call.sizes) if size] or [0]
+
+    def value(self, outlines: Sequence[Any], own: Any, path: tuple[Any, ...] = (), assigned: bool = False) -> Any:
+        """The whole of what the ranks have, by their outlines. A collective, if it has tensors too large for a message.
+
+        Args:
+            outlines: each rank's.
+            own: this rank's value.
+            path: where in the outputs it is.
+            assigned: it is no output, but what a forward assigned to an attribute.
+        """
+        active = [outlines[rank] for rank in self._active]
+        if all(isinstance(each, int) for each in (*active, outlines[world.rank])):
+            return self._assigned(path, outlines, own) if assigned else self._tensor(path, outlines)
+        if any(isinstance(each, int) for each in active):
+            raise Divergence(_UNLIKE.format(place.line()))
+        kinds = {each[0] for each in active}
+        if kinds <= {"=", "?"}:
+            return self._plain(path, active, own, assigned)
+        if "r" in kinds and self._are_rows(active):
+            return self._entries(path, outlines, own)
+        if kinds <= {"r", "l", "t"}:
+            keyed = [dict(enumerate(each[1])) for each in outlines if each[0] in "rlt"]
+        else:
+            keyed = [{_key(key): inner for key, inner in each[1]} for each in outlines if each[0] == "d"]
+        if len(keyed) != len(outlines) or any(keyed[rank].keys() != keyed[0].keys() for rank in range(len(keyed))):
+            raise Divergence(_UNLIKE.format(place.line()))
+        inner = items(own) or {}
+        mapped = {
+            key: self.value([each[_key(key)] for each in keyed], item, (*path, key), assigned)
+            for key, item in inner.items()
+        }
+        return rebuilt(own, mapped) if inner else own
+
+    # ---- what isn't a tensor -----------------------------------------------------------------------------------------
+
+    def _plain(self, path: Any, active: Sequence[Any], own: Any, assigned: bool) -> Any:
+        if all(each == active[0] for each in active) and active[0][0] == "=":
+            return own
+        what = f"assigns to {path[-1]}" if assigned else f"returns (at {'.'.join(map(str, path)) or 'the top'})"
+        whose = "rank 0's is taken" if active[0][0] == "=" else "each rank has its own"
+        self._tell(
+            ("plain", path),
+            f"the wrapped model at {place.line()} {what} a {type(own).__name__} that can't be put together from the "
+            f"ranks': {whose}, which is about its rows alone. Return a tensor with an entry for each row",
+        )
+        return active[0][1] if active[0][0] == "=" else own
+
+    def _are_rows(self, active: Sequence[Any]) -> bool:
+        sizes = [self._call.sizes[rank] for rank in self._active]
+        return all(each[0] in "rlt" and len(each[1]) == size for each, size in zip(active, sizes))
+
+    def _entries(self, path: Any, outlines: Sequence[Any], own: Any) -> Any:
+        """A list with an entry for each row."""
+        found = []
+        for rank in self._active:
+            mine = own if rank == world.rank else [None] * len(outlines[rank][1])
+            for outline, value in zip(outlines[rank][1], mine):
+                found.append(self._entry(path, rank, outline, value))
+        return type(own)(found)
+
+    def _entry(self, path: Any, rank: int, outline: Any, own: Any) -> Any:
+        """An entry that one rank has."""
+        if isinstance(outline, int):
+            return self._of_one(rank, outline)
+        kind, content = outline[0], outline[1] if len(outline) > 1 else ()
+        if kind == "=":
+            return content
+        if kind == "?":
+            self._tell(
+                ("entry", path),
+                f"the wrapped model at {place.line()} returns a list of objects that can't be sent to other ranks: "
+                "those of other ranks are None. Return tensors, numbers or texts",
+            )
+            return own
+        inner = items(own) or {}
+        pairs = content if kind == "d" else enumerate(content)
+        made = {key: self._entry(path, rank, each, inner.get(key)) for key, each in pairs}
+        return made if kind == "d" else (tuple if kind == "t" else list)(made.values())
+
+    # ---- tensors -----------------------------------------------------------------------------------------------------
+
+    def _shape(self, rank: int, number: int) -> list[int]:
+        came = self._told[rank].tensors[number]
+        return came if isinstance(came, list) else list(came.shape)
+
+    def _anchors(self, picks: Mapping[int, int]) -> list[torch.Tensor] | None:
+        """What a tensor hangs on that each rank has by a number; None if it has no graph on any."""
+        made_of = [self._described[rank][number][1] for rank, number in picks.items()]
+        if not torch.is_grad_enabled() or all(each is None for each in made_of):
+            return None
+        sources = [any(each is not None and each[place] for each in made_of) for place in range(len(self._sources))]
+        return [a for source, is_in in zip(self._sources, sources) if is_in for a in source.anchors]
+
+    def _tensor(self, path: Any, outlines: Sequence[int]) -> torch.Tensor:
+        shapes = {rank: self._shape(rank, outlines[rank]) for rank in self._active}
+        dim = self._dim
+        most = max(map(len, shapes.values()))
+        if any(self._call.sizes[rank] > 1 for rank in self._active):
+            self._memory[path] = most
+        elif len(self._active) > 1 and self._memory.get(path) == most + 1:
+            most += 1
+        restored = {rank: self._restored(rank, shape, most) for rank, shape in shapes.items()}
+        if not most:  # scalars: a vector with an entry for each replica
+            return self._joined(outlines, {rank: [1] for rank in self._active}, 0)
+        if any(len(shape) != most for shape in restored.values()):
+            raise self._unlike(path, shapes)
+        dim = min(dim, most - 1)
+        if len({(*shape[:dim], *shape[dim + 1 :]) for shape in restored.values()}) > 1:
+            raise self._unlike(path, shapes)
+        return self._joined(outlines, restored, dim)
+
+    def _restored(self, rank: int, shape: list[int], most: int) -> list[int]:
+        """A rank's shape, with the dimension that was lost (`squeeze`) as it had a single row."""
+        is_lost = len(shape) == most - 1 and self._call.sizes[rank] == 1 and self._call.rows not in (None, 1)
+        return [*shape[: self._dim], 1, *shape[self._dim :]] if is_lost else shape
+
+    def _unlike(self, path: Any, shapes: Mapping[int, list[int]]) -> Exception:
+        told = ", ".join(f"{shape} on rank {rank}" for rank, shape in shapes.items())
+        return ValueError(
+            f"the outputs of the wrapped model at {place.line()} have different sizes along another dimension than the "
+            f"batch's ({told}), so they can't be put together. Where pad_packed_sequence made them, pass it "
+            "total_length=x.size(1) (the padded length of the whole batch); else pad them to one length"
+        )
+
+    def _joined(self, outlines: Sequence[int], shapes: Mapping[int, list[int]], dim: int) -> torch.Tensor:
+        """One tensor of those that the active ranks have, in these shapes, along `dim`."""
+        picks = {rank: outlines[rank] for rank in self._active}
+        sizes = tuple(shapes[rank][dim] if rank in shapes else 0 for rank in range(world.size))
+        local = self._said.tensors[outlines[world.rank]]
+        own_shape = shapes.get(world.rank) or [*local.shape]
+        rows = local if list(local.shape) == own_shape else local.reshape(own_shape)
+        came = [self._told[rank].tensors[number] for rank, number in picks.items()]
+        layout, anchors = Layout(sizes, dim), self._anchors(picks)
+        if anchors is not None and not rows.requires_grad:
+            rows = rows.detach().requires_grad_(rows.is_floating_point() or rows.is_complex())
+        if all(isinstance(each, torch.Tensor) for each in came):
+            whole = torch.cat([each.reshape(shapes[rank]) for rank, each in zip(picks, came)], dim)
+            return whole if anchors is None else Gather.apply(rows, layout, whole, *anchors)
+        if dim == 0 and sum(sizes) * rows[:1].numel() * rows.element_size() > large.LARGE:
+            return large.output(rows if anchors is not None else rows.detach(), layout, anchors or [])
+        if anchors is None:
+            return gather_rows(rows, sizes, dim)
+        return Gather.apply(rows, layout, None, *anchors)  # type: ignore[no-any-return]
+
+    def _of_one(self, rank: int, number: int) -> torch.Tensor:
+        """A tensor that one rank has."""
+        shape, (kind, _) = self._shape(rank, number), self._described[rank][number]
+        sizes = tuple((shape[0] if shape else 1) if each == rank else 0 for each in range(world.size))
+        if world.rank == rank:
+            rows = self._said.tensors[number].reshape(shape or [1])
+        else:
+            rows = torch.empty([0, *shape[1:]], dtype=getattr(torch, kind), device=world.device)
+        anchors, came = self._anchors({rank: number}), self._told[rank].tensors[number]
+        whole = came.reshape(shape or [1]) if isinstance(came, torch.Tensor) else None
+        if anchors is None:
+            found = whole if whole is not None else gather_rows(rows, sizes)
+        else:
+            rows = rows if rows.requires_grad else rows.requires_grad_()
+            found = Gather.apply(rows, Layout(sizes, 0), whole, *anchors)
+        return found if shape else found[0]
+
+    def _assigned(self, path: Any, outlines: Sequence[int], own: torch.Tensor) -> torch.Tensor:
+        """What the script sees of a tensor that each rank has assigned: the whole, where it has the batch's rows."""
+        shapes = {rank: self._shape(rank, outlines[rank]) for rank in self._active}
+        dims = range(min(map(len, shapes.values())))
+        matching = [d for d in dims if all(shapes[rank][d] == self._call.sizes[rank] for rank in self._active)]
+        picks = {rank: outlines[rank] for rank in self._active}
+        if self._call.rows is not None and matching:
+            dim = self._dim if self._dim in matching else matching[0]
+            others = {(*shape[:dim], *shape[dim + 1 :]) for shape in shapes.values()}
+            if len(others) == 1:
+                return self._joined(outlines, shapes, dim)
+        if self._anchors(picks) is not None and not any(shapes.values()):
+            self._tell(
+                ("scalar", path),
+                f"the wrapped model at {place.line()} assigns to {path[-1]} a number that each rank has computed of "
+                "its rows: there is one for each rank in it. Return it instead, or take its .mean()",
+            )
+            return self._joined(outlines, {rank: [1] for rank in self._active}, 0)
+        first = self._told[0].tensors[outlines[0]]
+        return first if isinstance(first, torch.Tensor) and not own.requires_grad else own
+
+
+def _key(key: Any) -> Any:
+    return key if isinstance(key, (str, int, float, bool, type(None))) else repr(key)
+
+
+def is_of_rows(value: Any, own_rows: int | None) -> bool:
+    """Whether there is a tensor in it that has this rank's rows along any dimension, so that it is this rank's own."""
+    return own_rows is not None and any(own_rows in each.shape for each in tensors(value))

@@ -1,1 +1,0 @@
-"""Starting ranks, watching them, and ending them together."""

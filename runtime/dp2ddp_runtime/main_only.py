@@ -1,0 +1,289 @@
+"""What rank 0 does alone: writers and services, values that it alone knows, what it does first. No collectives.
+
+The other ranks get stand-ins that take every call, because every rank runs every line.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import io
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar, cast
+
+import torch
+
+from .acting import acting, mode
+from .disk import EVERYTHING, disk
+from .told import count, hear, kept, tell
+from .whose import mode_of, ours, turn
+from .world import world
+
+T = TypeVar("T")
+
+
+def main_only(target: T) -> T:
+    """`target` for rank 0 alone: a function, class, module or object whose calls have effects but no results.
+
+    Examples: `main_only(SummaryWriter)("runs/x")`, `main_only(cv2.imwrite)(path, image)`, `wandb = main_only(wandb)`.
+
+    Deferred batches among the arguments of its calls are gathered first, on every rank. Other ranks' reads wait until
+    rank 0 has done the calls of a function or class. What opens a file for reading (`h5py.File(path, "r")`) is there on
+    every rank. None, in the place of a module that isn't installed, stays. No collective.
+
+    Returns:
+        What every rank may call. On rank 0 that gives what `target` gives; elsewhere an `Absent`, which takes every
+        call, attribute and `with`, and is true. Of a `logging.Handler` it makes a `logging.NullHandler`.
+    """
+    if target is None or not (world.rank or kept.keeps or world.groups is not None):
+        return target
+    present: Any = target if not world.rank or mode.get() == "first" else _stand_in(target)
+    if callable(target) or inspect.ismodule(target):
+        return cast("T", _Called(target, present))
+    return cast("T", _gathering(present))
+
+
+def _stand_in(target: Any) -> Any:
+    if inspect.isclass(target) and issubclass(target, logging.Handler):
+        return lambda *args, **kwargs: logging.NullHandler()
+    return Absent(getattr(target, "__name__", type(target).__name__))
+
+
+class _Called:
+    """What `main_only` makes of a function, a class or a module.
+
+    Args:
+        target: what it was given.
+        present: what is called in its place on this rank.
+        counts: whether other ranks' reads wait for its calls.
+    """
+
+    def __init__(self, target: Any, present: Any, counts: bool = True) -> None:
+        self._target, self._present, self._counts = target, present, counts
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        from .rows import materialize
+
+        args, kwargs = materialize((args, kwargs))
+        if _reads(self._target, args, kwargs):
+            for path in _paths(args, kwargs):
+                disk.look(path) if world.rank and not mode_of() else None
+            return self._target(*args, **kwargs)
+        if not self._counts or not callable(self._target) or mode_of():
+            return _gathering(self._present(*args, **kwargs))
+        paths = _paths(args, kwargs)
+        for path in paths:
+            disk.meets(path)
+        with acting(mode_of() if world.rank else "own"):
+            made = self._present(*args, **kwargs)
+        for path in paths:
+            disk.ends(path, "tree")
+        disk.changed(EVERYTHING)
+        if world.rank:  # what C++ writes, C++ reads: that passes no door
+            disk.settle(EVERYTHING)
+        return _gathering(made)
+
+    def __getattr__(self, attribute: str) -> Any:
+        found = getattr(self._present, attribute)
+        # Whether rank 0's can be called isn't known elsewhere: so these calls aren't counted anywhere.
+        return _Called(found, found, counts=False) if callable(found) and not isinstance(found, Absent) else found
+
+
+def _paths(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
+    """What may be a path, among the arguments of a call."""
+    found = [
+        each for each in (*args, *kwargs.values()) if isinstance(each, (str, os.PathLike)) and "\n" not in str(each)
+    ]
+    return [path for path in map(ours, found) if path is not None]
+
+
+def _reads(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call opens something for reading, by its argument `mode`."""
+    if not callable(target):
+        return False
+    with suppress(ValueError, TypeError):  # of a class in C the arguments aren't known
+        bound = inspect.signature(target).bind(*args, **kwargs)
+        bound.apply_defaults()
+        mode = bound.arguments.get("mode")
+        return isinstance(mode, str) and "r" in mode and not set(mode) & set("wax+")
+    return False
+
+
+def _gathering(made: Any) -> Any:
+    """The same object, whose public methods now gather deferred batches first: its class is derived from its own."""
+    kind: Any = type(made)
+    if kind.__module__ == "builtins" or isinstance(made, (Absent, logging.Handler, io.IOBase)):
+        return made
+
+    def getattribute(self: Any, name: str) -> Any:
+        found = kind.__getattribute__(self, name)
+        is_method = inspect.isroutine(found) and not name.startswith("_")
+        return functools.partial(_call, found) if is_method else found
+
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__getattribute__": getattribute}
+    if hasattr(kind, "__setitem__"):
+        names["__setitem__"] = lambda self, key, value: _call(kind.__setitem__, self, key, value)
+    with suppress(TypeError):  # its layout is fixed in C: what is written in C looks by itself, or not at all
+        made.__class__ = type(kind.__name__, (kind,), names)
+    return made
+
+
+def _call(function: Any, /, *args: Any, **kwargs: Any) -> Any:
+    from .rows import materialize
+
+    args, kwargs = materialize((args, kwargs))
+    return function(*args, **kwargs)
+
+
+def _close_figures(tag: Any, figure: Any, *args: Any, close: bool = True, **kwargs: Any) -> None:
+    """`SummaryWriter.add_figure` closes what it has drawn; figures that stay open fill the memory of other ranks.
+
+    https://docs.pytorch.org/docs/stable/tensorboard.html#torch.utils.tensorboard.writer.SummaryWriter.add_figure
+    """
+    if (args[1] if len(args) > 1 else close) and "matplotlib.pyplot" in sys.modules:
+        for each in figure if isinstance(figure, list) else [figure]:
+            sys.modules["matplotlib.pyplot"].close(each)
+
+
+class Absent:
+    """What other ranks hold in place of an object that only rank 0 has.
+
+    It can be called, entered, indexed, iterated (nothing comes) and asked for any attribute; what is set is kept. It is
+    true, as the object on rank 0 is, so that `if writer:` goes the same way. It is no number: arithmetic on it raises
+    `TypeError`, because a result that only rank 0 has must not reach the training.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._absent_name = name
+        self._absent_items: dict[Any, Any] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Absent:
+        from .rows import materialize
+
+        materialize((args, kwargs))
+        if self._absent_name.endswith(".add_figure"):
+            _close_figures(*args, **kwargs)
+        return Absent(f"{self._absent_name}(...)")
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        child = Absent(f"{self._absent_name}.{attribute}")
+        setattr(self, attribute, child)
+        return child
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._absent_items[key] if key in self else Absent(f"{self._absent_name}[{key!r}]")
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        from .rows import materialize
+
+        value = materialize(value)
+        with suppress(TypeError):  # an array, a slice
+            self._absent_items[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        if key in self:
+            del self._absent_items[key]
+
+    def __contains__(self, key: Any) -> bool:
+        with suppress(TypeError):
+            return key in self._absent_items
+        return False
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __enter__(self) -> Absent:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+    def __repr__(self) -> str:
+        return f"<{self._absent_name}: on rank 0 alone>"
+
+
+@contextmanager
+def own_files() -> Iterator[None]:
+    """`with own_files(): ...`: each rank writes for itself, under names of its own (a profile, for instance)."""
+    with acting("own"):
+        yield
+
+
+@contextmanager
+def main_first() -> Iterator[None]:
+    """`with main_first(): ...`: rank 0 runs the body first, the others after it (downloads). No collective.
+    `@main_first()` above a function does the same for each of its calls.
+
+    For "if it is missing, fetch it" as a whole: the others then find that nothing is missing, and take over the working
+    directory if the body has changed it. On other machines their first ranks come next, and write as rank 0 has.
+
+    Raises:
+        RuntimeError: on the other ranks, which don't run the body then, what it raised on rank 0.
+    """
+    if mode_of() or not (world.rank or kept.keeps or world.groups is not None):  # also inside of another one
+        yield
+        return
+    key, began = turn("main_first"), os.getcwd()
+    machine = world.rank - world.local_rank
+    is_first = not world.local_rank
+    if world.rank:
+        who = 0 if is_first else machine
+        error, moved, programs, messages = hear(f"{key}/{who}", "the first rank's end of main_first()")
+        if error is not None:
+            raise RuntimeError(f"{error} (rank {who} failed in main_first())")
+        disk.heard_of(programs, messages)
+    error, moved = None, moved if world.rank else None
+    try:
+        with acting("first" if is_first else "mute"):
+            yield
+        if moved is not None:
+            os.chdir(moved)
+    except BaseException as raised:
+        error = f"{type(raised).__name__}: {raised}"
+        raise
+    finally:
+        if is_first:
+            now = os.getcwd()
+            programs = disk.programs if world.rank else disk.ran()
+            tell(f"{key}/{machine}", [error, now if now != began else None, programs, world.count])
+
+
+def broadcast(value: T) -> T:
+    """Rank 0's value, on every rank: what it had at this line, this many times on. No collective: rank 0 never waits.
+
+    For what may differ between ranks and decides what the script does next: the time, whether a service answers.
+
+    Args:
+        value: None, numbers, text, bytes, dates and times, paths, tensors, arrays; tuples, lists, sets, dicts of these.
+
+    Raises:
+        TypeError: it is something else.
+        PeerError: rank 0 has ended without coming here.
+    """
+    from .rows import materialize
+
+    if os.getpid() != world.pid or not (world.rank or kept.keeps or world.groups is not None):
+        return value
+    value, key = materialize(value), turn("value")
+    if not world.rank:
+        tell(key, value)
+        return value
+    found = hear(key, f"rank 0's value ({key})")
+    if world.size > 1 and count(f"{key}/read", 1) == world.size - 1:  # nobody needs it any more
+        world.store.delete_key(key)
+        world.store.delete_key(f"{key}/read")
+    if isinstance(found, torch.Tensor) and isinstance(value, torch.Tensor):
+        return cast("T", found.to(value.device))
+    return cast("T", found)

@@ -1,0 +1,460 @@
+"""The wrapped model: `nn.DataParallel`'s replicas, one on each rank. The script gives whole batches, and gets them."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import copyreg
+import functools
+import sys
+import types
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Any, Callable, NoReturn
+
+import torch
+from torch import nn
+from torch._C import _is_tracing
+from torch._compile import _disable_dynamo
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from . import place, streams
+from .birth import form
+from .checks import sums, watch_steps
+from .cutting import Call, Cutter, Source
+from .gradients import Copy
+from .joining import Joint, Said, is_of_rows
+from .nesting import chunks, nested
+from .replica import Assigned, Replica
+from .rows import land, pending, whole
+from .synced import refuse_more_than_input
+from .world import Divergence, broadcast_, exchange, world
+
+__all__ = ["WrappedModel", "chunks", "data_parallel", "fit_prefix", "load_state_dict", "wrap_model"]
+
+_PREFIX = "module."
+#: By module: wrapped again, in each step perhaps, it has what it had.
+_replicas: weakref.WeakKeyDictionary[nn.Module, Replica] = weakref.WeakKeyDictionary()
+
+
+def wrap_model(
+    module: Any, device_ids: Any = None, output_device: Any = None, dim: int = 0, sync_bn: bool = False
+) -> WrappedModel:
+    """Wrap a model for training on all ranks, as `nn.DataParallel` wraps it for all devices. A collective.
+
+    At the first wrap for several devices the other ranks are born. The module takes rank 0's parameters and buffers; it
+    stays where it is until its first forward, which moves it to this rank's device.
+
+    Args:
+        module: the model. One that is wrapped may be wrapped once more, as an `nn.DataParallel` in another.
+        device_ids: as `nn.DataParallel` takes them: so many ranks have rows; None for all. For a single one the module
+            is called as it is, on every rank alike.
+        output_device: means nothing: each rank has the outputs on its device.
+        dim: along which inputs are split and outputs put together.
+        sync_bn: let BatchNorm layers take the statistics of all ranks' rows. By default each rank normalises with its
+            own rows', and the running statistics are rank 0's, as with `nn.DataParallel`.
+
+    Raises:
+        TypeError: `module` is no `nn.Module`; with `sync_bn`, a BatchNorm layer has a forward of its own.
+        Divergence: the ranks' models differ in names, shapes or dtypes.
+        RuntimeError: there are fewer ranks than `device_ids`.
+    """
+    return WrappedModel(module, device_ids, output_device, dim, sync_bn)
+
+
+def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.compiler.disable`, without the compiler being imported for it, which takes a second."""
+
+    disabled = _disable_dynamo(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (disabled if "torch._dynamo" in sys.modules else function)(*args, **kwargs)
+
+    return call
+
+
+class _Running:
+    """Whether a wrapped model's replica runs: one in it is then a part of it."""
+
+    now = False
+
+
+class WrappedModel(DistributedDataParallel):
+    """A model whose replicas train on all ranks. Made by `wrap_model`, or with `nn.DataParallel`'s arguments.
+
+    A `DistributedDataParallel` by name and interface (`.module`, keys that begin with `module.`, `no_sync()`), with
+    `nn.DataParallel`'s behaviour: it splits its inputs and gathers its outputs. Alone it calls the module, and nothing
+    else. Pickled, it becomes a plain `nn.DataParallel`, which the unconverted script can load.
+    """
+
+    def __init__(
+        self, module: Any, device_ids: Any = None, output_device: Any = None, dim: int = 0, sync_bn: bool = False
+    ) -> None:
+        nn.Module.__init__(self)
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"wrap_model takes an nn.Module, not {type(module).__name__}")
+        if type(module) is nn.DataParallel:  # out of a checkpoint
+            module = WrappedModel(module.module, device_ids, output_device, getattr(module, "dim", 0))
+        if sync_bn:
+            refuse_more_than_input(module)
+        self.count = form(device_ids)
+        self.dim, self.syncs = dim, sync_bn
+        index = world.device.index if world.device.type == "cuda" else None
+        self.device_ids = [] if index is None else [*range(index, index + self.count)]
+        self.output_device = index
+        self.module = module
+        self._begin()
+        if self.count == 1 and world.device.type == "cuda":  # so does `nn.DataParallel` for a single device
+            module.to(world.device)
+        if self.count > 1 and not world.alone:
+            watch_steps()
+            self._replica().join()
+
+    def _begin(self) -> None:
+        self._cutter = Cutter(self.dim, self.count)
+        self._memory: dict[Any, int] = {}  # by an output's place: how many dimensions it had
+        self._calls = 0  # in which several ranks had rows
+        self._version = -1  # of the buffers, behind a forward that trained
+        self._by_rows: dict[int, None] = {}  # places of parameters and buffers that ranks have written otherwise
+        if self.count > 1:
+            world.models.add(self)
+
+    def _replica(self) -> Replica:
+        found = _replicas.get(self.module)
+        if found is None or found.syncs != self.syncs:
+            found = _replicas[self.module] = Replica(self.module, self.syncs)
+        return found
+
+    def parameter_ids(self) -> frozenset[int]:
+        """The ids of all that is trained in it."""
+        found = _replicas.get(self.module)
+        return frozenset() if found is None else found.ids
+
+    @property
+    def device(self) -> torch.device:
+        """Where the module is."""
+        return next((each.device for each in chain(self.parameters(), self.buffers())), world.device)
+
+    # ---- a forward ---------------------------------------------------------------------------------------------------
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module on this rank's rows. A collective.
+
+        Args:
+            *args, **kwargs: as the module takes them. See `cutting.Cutter.cut`.
+
+        Returns:
+            What the module returns, put together along `dim`; scalars as a vector, an entry for each rank with rows.
+
+        Raises:
+            Divergence: what the model is given differs between the ranks.
+            ValueError: the ranks' outputs can't be put together.
+        """
+        if self._runs_as_it_is():
+            if world.device.type == "cuda" and self.count == 1 and not _Running.now:
+                args, kwargs = nested(_onto_device, args), nested(_onto_device, kwargs)
+            return self.module(*args, **kwargs)
+        return self._on_rows(args, kwargs)
+
+    @_uncompiled
+    def _runs_as_it_is(self) -> bool:
+        return self.count == 1 or world.alone or _Running.now or "_is_replica" in self.__dict__ or _is_traced()
+
+    @_uncompiled
+    def _on_rows(self, args: Any, kwargs: Any) -> Any:
+        replica = self._replica()
+        if world.device.type == "cuda" and self.device != world.device:
+            self.module.to(world.device)
+        replica.join()
+        before = replica.buffers.version()
+        if self._version != -1 and not replica.trains:
+            # A checkpoint that ran layers again in a backward has left this rank's rows in the statistics.
+            self._version = -1
+            replica.buffers.take()
+        call = self._cutter.cut(args, kwargs)
+        output = self._run(replica, call)
+        # What the rows decide can be seen where several ranks have some.
+        self._calls += sum(map(bool, call.sizes)) > 1
+        looks = not self._calls & (self._calls - 1)
+        if looks:
+            self._refuse_written(replica)
+        return self._put_together(replica, call, output, before, looks)
+
+    def _run(self, replica: Replica, call: Call) -> Any:
+        """The replica's outputs for this rank's rows. One without any runs on rank 0's, with its random numbers."""
+        has_rows = call.sizes[world.rank] > 0 or not any(call.sizes)
+        own = replica.begin()
+        _Running.now, Copy.idle = True, not has_rows
+        try:
+            with streams.forward if has_rows else streams.Stream(rank=0), keeping_saved_tensors():
+                return own(*call.args, **call.kwargs)
+        except Exception as error:  # noqa: BLE001 - whatever the script has raised
+            raise _of_the_script(error)  # noqa: B904 - the error itself
+        finally:
+            _Running.now, Copy.idle = False, False
+            replica.end()
+
+    def _refuse_written(self, replica: Replica) -> None:
+        written = replica.copies.written()
+        if written is not None:
+            name = next((name for name, each in self.module.named_parameters() if each is written), "")
+            replica.copies.forget()
+            raise RuntimeError(
+                f"the wrapped model's forward at {place.line()} writes into its parameter {name!r} while gradients are "
+                "recorded: write `with torch.no_grad():` around it, or assign a new tensor"
+            )
+
+    def _put_together(self, replica: Replica, call: Call, output: Any, before: int, looks: bool) -> Any:
+        """The whole outputs, in one message. Buffers, assigned values, and labels that nobody has seen come along."""
+        assigned, moved = replica.assigned(), replica.copies.moved()
+        said = Said(self.dim, None if call.rows is None else call.own_rows)
+        outline = said.outline(output)
+        outlines = {each.key: said.outline(each.value) for each in assigned}
+        sources = [Source(replica.copies.nodes, replica.copies.anchors), *call.sources]
+        buffers = replica.buffers
+        has_changed = replica.trains and buffers.version() != before
+        batches, flats = pending(), buffers.small() if has_changed else []
+        written = self._sums(replica) if looks else []
+        value = [
+            call.seen,
+            outline,
+            outlines,
+            said.described(sources),
+            [each._number for each in batches],
+            [replica.copies.are_hooked(), has_changed, len(flats), bool(moved)],
+            written,
+        ]
+        sent: list[Any] = [each.sent for each in batches]
+        told = exchange("the wrapped model", value, [*said.tensors, *sent, *flats])
+        seen, outlines_told, assigned_told, described, numbers, notes, sums_told = zip(*(each.value for each in told))
+        self._compare(seen)
+        counts = list(map(len, described))
+        land(batches, [(n, t.tensors[count : count + len(n)]) for n, t, count in zip(numbers, told, counts)])
+        self._take_moved(replica, moved, [note[3] for note in notes])
+        if any(note[0] for note in notes):
+            replica.copies.forget()
+        if any(note[1] for note in notes):
+            buffers.take(told[0].tensors[-1:] if notes[0][2] else ())
+        self._version = buffers.version() if replica.trains else -1
+        self._take_written(replica, sums_told)
+        joint = Joint(call, self.dim, said, told, described, sources, self._memory, self._cutter.tell)
+        for each in assigned:
+            self._keep(replica, joint, each, [theirs.get(each.key) for theirs in assigned_told], call)
+        return joint.value(outlines_told, output)
+
+    def _compare(self, seen: Iterable[Any]) -> None:
+        first, *others = seen
+        for rank, other in enumerate(others, 1):
+            if other != first:
+                pairs = list(zip(first, other))
+                found = next((pair for pair in pairs if pair[0] != pair[1]), (len(first), len(other)))
+                raise Divergence(
+                    f"what the wrapped model at {place.line()} is given differs between the ranks (shape and sum: "
+                    f"{found[0]} on rank 0, {found[1]} on rank {rank}). What the script makes itself must be the same "
+                    "on all ranks: seed the generator that it comes from, load it by a loader that went through "
+                    "ddp.shard_loader, or pass it through ddp.broadcast"
+                )
+
+    def _keep(self, replica: Replica, joint: Joint, each: Assigned, outlines: list[Any], call: Call) -> None:
+        """Let the module have what its forward has assigned."""
+        shown = each.value
+        if all(outline is not None for outline in outlines) and outlines != [["?"]] * world.size:
+            shown = joint.value(outlines, each.value, (each.key, each.name), assigned=True)
+        is_own = is_of_rows(each.value, None if call.rows is None else call.own_rows)
+        replica.keep(each, shown, each.value if is_own else shown)
+
+    # ---- what forwards write in place --------------------------------------------------------------------------------
+
+    def _sums(self, replica: Replica) -> list[str]:
+        """Of what a forward may write as its rows say, and nothing else mends: not of trained parameters, nor of
+        buffers where these become rank 0's anyway.
+        """
+        buffers = [] if replica.trains else replica.buffers.now()
+        some = [None if each.requires_grad or each.is_meta else each for each in replica.tensors]
+        found = iter(sums([each for each in (*some, *buffers) if each is not None]))
+        return ["" if each is None else next(found) for each in (*some, *buffers)]
+
+    def _take_moved(self, replica: Replica, moved: list[Any], told: list[bool]) -> None:
+        """Parameters to which a forward has given other memory (`weight.data = ...`) have it, as on one GPU."""
+        if not any(told):
+            return
+        if not all(told):
+            raise Divergence(
+                f"the forward at {place.line()} assigns to the .data of a parameter on some ranks only, "
+                "as their rows say: do it behind the forward, or on every rank"
+            )
+        for original, own in moved:
+            original.data = own.data
+        replica.copies.forget()
+
+    def _take_written(self, replica: Replica, told: Any) -> None:
+        """Rank 0's numbers in what ranks were seen to have written otherwise. A collective if there is any."""
+        for number, values in enumerate(zip(*told)):
+            if len(set(values)) > 1:
+                self._by_rows[number] = None
+        if self._by_rows:
+            tensors = [*replica.tensors, *replica.buffers.now()]
+            broadcast_([tensors[number] for number in self._by_rows if number < len(tensors)])
+
+    # ---- states ------------------------------------------------------------------------------------------------------
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """As `nn.Module.load_state_dict`; the keys may also lack their `module.`."""
+        return super().load_state_dict(fit_prefix(state_dict, self.state_dict().keys()), *args, **kwargs)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        """Inside another model, too, the keys may lack their `module.`."""
+        own = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
+        fitted = fit_prefix(own, self.state_dict().keys())
+        if fitted is not own:
+            for key in own:
+                del state_dict[prefix + key]
+            state_dict.update({prefix + key: value for key, value in fitted.items()})
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> WrappedModel:
+        new = type(self).__new__(type(self))
+        memo[id(self)] = new
+        held = {name: value for name, value in self.__dict__.items() if name not in _PER_OBJECT}
+        new.__dict__.update((name, copy.deepcopy(value, memo)) for name, value in held.items())
+        new._begin()
+        return new
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        plain = nn.DataParallel.__new__(nn.DataParallel)
+        nn.Module.__init__(plain)
+        base = {name: self.__dict__[name] for name in plain.__dict__ if name in self.__dict__}
+        state = {**base, "dim": self.dim, "device_ids": self.device_ids}
+        if self.device_ids:
+            first = self.device_ids[0]
+            state.update(output_device=first, src_device_obj=torch.device("cuda", first))
+        return copyreg._reconstructor, (nn.DataParallel, object, None), state  # type: ignore[attr-defined]
+
+    # ---- of DistributedDataParallel ----------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Changes nothing: each backward sends its gradients, whose sum is what one backward would send in the end."""
+        yield
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError(
+            "a model wrapped by dp2ddp_runtime sums the gradients as they are: it has no join(), communication hooks, "
+            "fused optimizers or static graph"
+        )
+
+    join = register_comm_hook = _register_builtin_comm_hook = _register_fused_optim = _set_static_graph = _refuse
+
+
+# As the original prints itself, and as scripts write it into checkpoints and file names.
+WrappedModel.__name__ = nn.DataParallel.__name__
+_PER_OBJECT = ("_cutter", "_memory", "_calls", "_version", "_by_rows")
+
+
+def _onto_device(tensor: torch.Tensor) -> torch.Tensor:
+    moved: torch.Tensor = whole(tensor).to(world.device)
+    return moved
+
+
+def _is_traced() -> bool:
+    """Whether torch makes a graph of what runs now, in which the ranks' meetings have no place."""
+    return _is_tracing() or any(type(mode) is ProxyTorchDispatchMode for mode in _get_current_dispatch_mode_stack())
+
+
+@contextlib.contextmanager
+def keeping_saved_tensors() -> Iterator[None]:
+    """A checkpoint around a wrapped model (`use_reentrant=False`) keeps what replicas save, as it does for
+    DataParallel's threads, and doesn't run them again. (torch 2.1 doesn't tell whether there is one.)
+    """
+    asks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    if asks is None or asks(False) is None:
+        yield
+    else:
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+            yield
+
+
+def _of_the_script(error: Exception) -> Exception:
+    """The error without this runtime's and torch's own lines, unless there are no others."""
+    kept: list[types.TracebackType] = []
+    trace = error.__traceback__
+    while trace is not None:
+        if place.origin(trace.tb_frame.f_code.co_filename)[0]:
+            kept.append(trace)
+        trace = trace.tb_next
+    folded: types.TracebackType | None = None
+    for each in reversed(kept):
+        folded = types.TracebackType(folded, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return error if folded is None else error.with_traceback(folded)
+
+
+# ---- functions -------------------------------------------------------------------------------------------------------
+
+# A module stays here for good, as its wrapped self holds it: scripts make few of them.
+_wrapped: weakref.WeakKeyDictionary[nn.Module, dict[Any, WrappedModel]] = weakref.WeakKeyDictionary()
+
+
+def data_parallel(
+    module: nn.Module,
+    inputs: Any,
+    device_ids: Any = None,
+    output_device: Any = None,
+    dim: int = 0,
+    module_kwargs: Mapping[str, Any] | None = None,
+) -> Any:
+    """`torch.nn.parallel.data_parallel` over ranks: splits the inputs, runs the module, gathers the outputs.
+
+    The module takes part from its first call on. All ranks call it with the same inputs.
+
+    Args:
+        module: the module.
+        inputs: a tensor, or a tuple of positional arguments.
+        device_ids, output_device, dim: as `wrap_model` takes them.
+        module_kwargs: keyword arguments.
+    """
+    arguments = inputs if isinstance(inputs, tuple) else () if inputs is None else (inputs,)
+    wrapped = _wrapped.setdefault(module, {})
+    key = dim, len(device_ids) if isinstance(device_ids, (list, tuple, range)) else None
+    if key not in wrapped:
+        wrapped[key] = WrappedModel(module, device_ids, output_device, dim)
+    return wrapped[key](*arguments, **(module_kwargs or {}))
+
+
+def load_state_dict(model: Any, state: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+    """`model.load_state_dict(state)`, whether or not the keys of either begin with `module.`.
+
+    Args:
+        model: wrapped or plain; or an optimizer, a scheduler, ..., which gets `state` as it is.
+        state, *args, **kwargs: as `nn.Module.load_state_dict` takes them, and what is returned.
+
+    Raises:
+        RuntimeError: as there, if `state` doesn't fit in either form.
+
+    See https://pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.load_state_dict.
+    """
+    if isinstance(model, nn.Module):
+        state = fit_prefix(state, model.state_dict())
+    return model.load_state_dict(state, *args, **kwargs)
+
+
+def fit_prefix(state: Mapping[str, Any], expected: Iterable[str]) -> Mapping[str, Any]:
+    """`state`, or a copy with or without `module.` before all keys, whichever has the most of the `expected` keys."""
+    wanted = set(expected)
+    forms = [state, _renamed(state, lambda key: _PREFIX + key)]
+    if all(key.startswith(_PREFIX) for key in state):
+        forms.append(_renamed(state, lambda key: key[len(_PREFIX) :]))
+    return max(forms, key=lambda form: len(wanted.intersection(form)))
+
+
+def _renamed(state: Mapping[str, Any], rename: Callable[[str], str]) -> Mapping[str, Any]:
+    renamed = OrderedDict((rename(key), value) for key, value in state.items())
+    versions = getattr(state, "_metadata", None)
+    if versions is not None:
+        # By module, "" being the model itself: a key with no parameter name after the dot.
+        renamed._metadata = {rename(f"{name}." if name else "").rstrip("."): v for name, v in versions.items()}  # type: ignore[attr-defined]
+    return renamed

@@ -1,1 +1,0 @@
-"""The wrapped model, as one replica on each rank."""

@@ -1,1 +1,0 @@
-"""What rank 0 does alone: files, prints, checkpoints."""

@@ -1,1 +1,0 @@
-"""What ranks tell each other, and what is the same on all of them."""

@@ -1,0 +1,89 @@
+"""What another rank holds in the place of a file that rank 0 writes: of the same kind, and it leads nowhere."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import io
+import os
+import shutil
+import tempfile
+import weakref
+from contextlib import suppress
+from typing import IO, Any, Callable
+
+_open, _replace = builtins.open, os.replace
+
+
+def descriptor(path: Any = None) -> int:
+    """A descriptor of an unlinked temporary file, which takes what another rank's file would; can begin as a copy."""
+    with tempfile.TemporaryFile() as private:
+        if path is not None:
+            with suppress(OSError), _open(path, "rb") as found:  # not there, or gone
+                shutil.copyfileobj(found, private)
+            private.seek(0)
+        return os.dup(private.fileno())
+
+
+class Nowhere(io.FileIO):
+    """A raw file of nobody's that keeps the room of what it takes, as a hole, and not the bytes."""
+
+    def __init__(self, name: Any) -> None:
+        super().__init__(descriptor(), "w")
+        self.name = name
+
+    def write(self, data: Any) -> int:
+        count = memoryview(data).nbytes
+        end = self.seek(count, os.SEEK_CUR)
+        if end > os.fstat(self.fileno()).st_size:
+            self.truncate(end)
+        return count
+
+
+def nowhere(
+    path: Any, mode: str, buffering: int = -1, encoding: Any = None, errors: Any = None, newline: Any = None, *_: Any
+) -> IO[Any]:
+    """What `open` gives, of the same kind, that leads nowhere; one that reads as well has a copy of its own."""
+    mode = mode.replace("x", "w")
+    if "+" in mode:
+        own = descriptor(None if "w" in mode else path)
+        return _open(path, mode, buffering, encoding, errors, newline, opener=lambda *_: own)
+    _open(os.devnull, mode, buffering, encoding, errors, newline).close()  # its errors
+    raw: Any = Nowhere(path)
+    if "a" in mode:
+        with suppress(OSError):
+            raw.seek(os.stat(path).st_size)
+    if buffering == 0:
+        return raw  # type: ignore[no-any-return]
+    buffer = io.BufferedWriter(raw, buffering if buffering > 1 else io.DEFAULT_BUFFER_SIZE)
+    if "b" in mode:
+        return buffer
+    text = io.TextIOWrapper(buffer, encoding, errors, newline, line_buffering=buffering == 1)
+    text.mode = mode  # type: ignore[misc]
+    return text
+
+
+def whole(path: Any, mode: str, *args: Any, **kwargs: Any) -> IO[Any]:
+    """What `open` gives, which takes its name when it is closed: nobody finds a part of it."""
+    if os.path.exists(path) and not os.path.isfile(path):  # a device, or an error
+        return _open(path, mode, *args, **kwargs)
+    file = _open(new := f"{os.fsdecode(path)}.{os.urandom(4).hex()}", mode, *args, **kwargs)
+    on_close(file, functools.partial(_replace, new, path))
+    return file
+
+
+def on_close(file: IO[Any], callback: Callable[[], None]) -> None:
+    """Call `callback` once `file` has been closed, by whatever way, and its last byte is written."""
+    # The layers above call their raw file's `close` when they are done. No cycle, or closing would wait for the
+    # garbage collector where the script leaves it to the last reference.
+    buffer: Any = getattr(file, "buffer", file)
+    raw = getattr(buffer, "raw", buffer)
+    weak = weakref.ref(raw)
+
+    def close() -> None:
+        found = weak()
+        if found is not None and not found.closed:
+            io.FileIO.close(found)
+            callback()
+
+    raw.close = close

@@ -1,0 +1,98 @@
+"""Whose a file is: the script's, of which rank 0 is in charge, or a rank's own."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sysconfig
+import tempfile
+import threading
+from collections import Counter
+from typing import Any
+
+from torch.utils.data import get_worker_info
+
+from . import place
+from .acting import mode
+from .disk import disk
+from .world import world
+
+_SYSTEM = ("/dev/", "/proc/", "/sys/", sysconfig.get_path("stdlib") + os.sep)
+_CACHES = ("TORCH_HOME", "HF_HOME", "MPLCONFIGDIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
+_AT_HOME = ("torch", "torch_extensions", "torch_kernels", "matplotlib", "huggingface", "fontconfig", "pip")
+_MORE_AT_HOME = (".triton", ".nv", ".keras", os.path.join(".config", "matplotlib"))
+
+_turns: Counter[str] = Counter()
+_turns_lock = threading.Lock()
+#: In `main_first` `main_only` is for this rank as well; what samples write, ranks may write at once.
+_OWN = {"first": "own", "sample": "own"}
+#: Files and folders that `tempfile` has named.
+temporary: set[str] = set()
+
+
+def mode_of() -> str:
+    """How this code deals with files.
+
+    Empty where all ranks do the same: rank 0 alone changes them. "own": really done, and nobody is told. "mute": what
+    changes a file changes nothing, and nobody is told; so it is in processes that another rank than 0 has forked.
+    """
+    how = _OWN.get(mode.get(), mode.get())
+    if not disk.is_used:
+        return "own"
+    if how or os.getpid() == world.pid:
+        return how
+    return "own" if world.rank == 0 or get_worker_info() is not None else "mute"
+
+
+def turn(what: str) -> str:
+    """A key for what is told at the script's line this time; by line, as ranks may differ in what they pass."""
+    key = f"{what} {place.line()}"
+    with _turns_lock:
+        _turns[key] += 1
+        return f"{key} {_turns[key]}"
+
+
+def ours(path: Any, dir_fd: int | None = None) -> str | None:
+    """The whole of a path that is the script's, of which rank 0 is in charge; None for what is a rank's own."""
+    if isinstance(path, int) or not isinstance(path, (str, bytes, os.PathLike)) or mode_of() == "own":
+        return None
+    name = os.fsdecode(path)
+    if dir_fd is not None:
+        try:
+            name = os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), name)
+        except OSError:
+            return None
+    whole = os.path.abspath(name)
+    return None if whole.startswith((*_SYSTEM, *_caches(os.environ.get("HOME", "")))) or _is_temporary(whole) else whole
+
+
+def _is_temporary(folder: str) -> bool:
+    while temporary and len(folder) > 1:
+        if folder in temporary:
+            return True
+        folder = os.path.dirname(folder)
+    return False
+
+
+@functools.lru_cache(maxsize=1)
+def _caches(home: str) -> tuple[str, ...]:
+    """The folders in which libraries keep what they can make again."""
+    named = [os.environ[name] for name in _CACHES if os.environ.get(name)]
+    at_home = [os.path.join(home, ".cache", name) for name in _AT_HOME] + [os.path.join(home, n) for n in _MORE_AT_HOME]
+    installed = [sysconfig.get_path(name) for name in ("purelib", "platlib")]
+    compiled = os.path.join(tempfile.gettempdir(), "torchinductor_")
+    return (*(os.path.abspath(each) + os.sep for each in (*named, *at_home, *installed)), compiled)
+
+
+def is_by_tempfile(frame: Any) -> bool:
+    """Whether this is a line of `tempfile`."""
+    return bool(frame.f_code.co_filename == tempfile.__file__)
+
+
+def take_as_own(path: Any) -> None:
+    """A name that `tempfile` makes. Where rank 0 makes it in a folder of the script's, others don't see it."""
+    whole = ours(path)
+    if whole is not None:
+        if not world.rank and not mode_of():
+            disk.begins(whole, destroys=False)
+        temporary.add(whole)

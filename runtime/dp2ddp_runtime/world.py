@@ -1,0 +1,310 @@
+"""Who this process is among the ranks, and what they tell each other: one kind of message, and it is checked."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Callable, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from . import codec, links, place
+
+c10d: Any = dist  # what groups are made of by hand isn't declared
+#: Bytes of a tensor that travels inside a message.
+SMALL = 32 << 10
+#: The groups' own time-outs: `hangs` has one, which knows what is waited for, and when a debugger is at work.
+NEVER = timedelta(days=365)
+ADVICE = (
+    "each rank must run every line: what decides on the way there has to be the same on all of them "
+    "(ddp.broadcast gives all ranks rank 0's value)"
+)
+
+
+class Divergence(RuntimeError):  # noqa: N818 - users know it by this name
+    """The ranks stand at different lines of the script, or hold different values there."""
+
+
+class PeerError(RuntimeError):
+    """Another rank has ended, or failed; this one is not to blame."""
+
+
+class World:
+    """A rank's state: one object, `world`, that everything else asks.
+
+    Attributes:
+        rank, local_rank: as torchrun counts them; 0 before the first wrap, in the process that was started.
+        local_size: the number of ranks on this machine.
+        size: the number of ranks, as it is by now; 1 before the first wrap.
+        device: where this rank's replicas are.
+        store: the ranks' key-value store, for what must not be a collective; None as long as there is nobody else.
+        groups: process groups by device type, and "sums" for gradients; None as long as this process is alone. They are
+            the runtime's own: `torch.distributed.is_initialized()` stays False, as in the original.
+        waits: what this rank waits for, at which line, since when (`hangs`); None while it works.
+    """
+
+    def __init__(self) -> None:
+        self.rank = self.local_rank = 0
+        self.size = self.local_size = 1
+        self.launched = 0  # ranks that a launcher has started on this machine
+        self.device = torch.device("cpu")
+        self.store: Any = None
+        self.groups: dict[str, Any] | None = None
+        self.links: links.Links | None = None
+        self.pid = os.getpid()
+        self.count = 0  # messages so far
+        self.waits: list[tuple[str, str]] = []
+        self.passed = 0  # how often it has got what it waited for
+        self.agreed: list[tuple[str, Any]] = []  # to be compared with the next message
+        self.models: weakref.WeakSet[Any] = weakref.WeakSet()  # that are wrapped
+        self.signals: Callable[[list[Any]], Any] = lambda told: None  # handles those of which any rank has told
+        self.noted: dict[int, float] = {}  # signals to be told of
+
+    def meet(self, store: Any, rank: int, size: int, device: torch.device, shares: bool = False) -> None:
+        """Make the groups of `size` ranks. A collective of them all.
+
+        Args:
+            store: in which nobody else makes groups.
+            device: this rank's.
+            shares: whether ranks share a CUDA device, which NCCL doesn't take (gloo does).
+        """
+        self.store, self.rank, self.size, self.device, self.pid = store, rank, size, device, os.getpid()
+        self.local_size = self.launched or size
+        if size == 1:
+            return
+
+        def group(name: str, kind: Any, options: Any) -> Any:
+            return kind(c10d.PrefixStore(name, store), rank, size, options)
+
+        gloo = c10d.ProcessGroupGloo
+        with waiting("the other ranks at the first wrap"):
+            self.links = links.connect(store, rank, size)
+            # Gradients have one of their own: a rank that has come apart must not take a sum for something else.
+            groups = {"cpu": group("gloo", gloo, NEVER), "sums": group("sums", gloo, NEVER)}
+            groups["cuda"] = groups["cpu"]
+            if device.type == "cuda" and not shares:
+                nccl = c10d.ProcessGroupNCCL
+                groups["cuda"] = group("nccl", nccl, nccl.Options())
+                groups["sums"] = group("nccl/sums", nccl, nccl.Options())
+        self.groups = groups
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no other rank; so it is in a forked child, too, such as a loader's worker."""
+        return self.groups is None or self.pid != os.getpid()
+
+
+world = World()
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Around what another rank ends: `hangs` tells what this rank waits for, and where."""
+    world.waits.append((what, place.line()))
+    try:
+        yield
+    finally:
+        world.waits.pop()
+        world.passed += 1
+
+
+def agree(what: str, value: Any) -> None:
+    """Compare a plain value with the other ranks', together with the next message. No collective.
+
+    What ranks do alike, they tell alike, in the same order. Where they don't, that message raises `Divergence`.
+    """
+    if not world.alone:
+        world.agreed.append((f"{what} at {place.line()}", value))
+
+
+class Told(NamedTuple):
+    """What a rank has told: a value, and tensors; of one that was too large to come along, its shape (a list)."""
+
+    value: Any
+    tensors: list[Any]
+
+
+def exchange(kind: str, value: Any = None, tensors: Sequence[torch.Tensor] = ()) -> list[Told]:
+    """What each rank tells, on every rank. A collective, and the only one of its kind: ranks that meet elsewhere end.
+
+    Args:
+        kind: what this is, for errors and the report of hangs.
+        value: as `codec.dumps` takes it.
+        tensors: those of the CPU up to `SMALL` travel along.
+
+    Raises:
+        Divergence: the ranks have come apart.
+        PeerError: another rank has.
+        RuntimeError: this thread isn't the main one (autograd's may be: the main one waits for them).
+    """
+    if world.alone:
+        return [Told(value, list(tensors))]
+    if type(threading.current_thread()) not in _MAIN:
+        raise RuntimeError(
+            f"{kind} at {place.line()} is in a thread of its own, where the ranks can't meet: do it in the main thread "
+            "and hand over what comes of it (`x = x.clone()` makes a batch from a loader an ordinary tensor)"
+        )
+    world.count += 1
+    inside: list[torch.Tensor] = []
+    text = codec.dumps(value, inside)
+    small = [t.device.type == "cpu" and t.numel() * t.element_size() <= SMALL for t in tensors]
+    sent = [*(t.detach().cpu() for t in inside), *(t for t, is_small in zip(tensors, small) if is_small)]
+    kinds = [[str(t.dtype)[6:], [*t.shape]] for t in sent]
+    rest = [[] if is_small else [*t.shape] for t, is_small in zip(tensors, small)]
+    agreed, world.agreed = world.agreed, []
+    at, noted = place.line(), [*world.noted]
+    head = json.dumps([world.count, kind, at, agreed, noted, text, len(inside), kinds, rest, small]).encode()
+    message = b"".join([len(head).to_bytes(8, "little"), head, *map(codec.memory, sent)])
+    with waiting(kind):
+        found = [_parsed(each) for each in _all_gather(message)]
+    _compare([head for head, _ in found])
+    told = [Told(*_value(head, data)) for head, data in found]
+    if any(head[4] for head, _ in found):
+        world.signals([head[4] for head, _ in found])
+    return told
+
+
+_MAIN = (type(threading.main_thread()), threading._DummyThread)  # autograd's threads are unknown to Python
+
+
+def _parsed(data: bytes) -> tuple[Any, memoryview]:
+    end = 8 + int.from_bytes(data[:8], "little")
+    return json.loads(bytes(data[8:end])), memoryview(data)[end:]
+
+
+def _compare(heads: Sequence[Any]) -> None:
+    if any(head[:3] != heads[0][:3] for head in heads):
+        where = "; ".join(f"rank {rank} at {head[2]}: {head[1]}" for rank, head in enumerate(heads))
+        raise Divergence(f"the ranks have come apart: {where}. {ADVICE}")
+    if any(head[3] != heads[0][3] for head in heads):
+        told = [dict(map(_named, enumerate(head[3]))) for head in heads]
+        what = next(key for each in told for key in each if any(t.get(key) != told[0].get(key) for t in told))
+        values = "; ".join(f"rank {rank}: {t.get(what, 'nothing')}" for rank, t in enumerate(told))
+        raise Divergence(f"{what[1]} differs between the ranks: {values}. {ADVICE}")
+
+
+def _named(numbered: Any) -> Any:
+    number, (what, value) = numbered
+    return (number, what), value
+
+
+def _value(head: Any, data: memoryview) -> tuple[Any, list[Any]]:
+    _, _, _, _, _, text, inside, kinds, rest, small = head
+    came = []
+    for dtype, shape in kinds:
+        tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+        size = tensor.numel() * tensor.element_size()
+        codec.fill(tensor, data[:size])
+        came.append(tensor)
+        data = data[size:]
+    after = iter(came[inside:])
+    return codec.loads(text, came[:inside]), [
+        next(after) if is_small else shape for is_small, shape in zip(small, rest)
+    ]
+
+
+def _all_gather(message: bytes) -> list[bytes]:
+    """Every rank's message. Over sockets where all are on this machine; what has no room there, by the group."""
+    if world.links is None:
+        return _gathered(message, None)
+    try:
+        found = world.links.all_gather(len(message).to_bytes(8, "little") + message[: links.MOST])
+    except links.PeerClosedError as error:
+        raise PeerError(f"rank {error.rank} has ended, and this one ({place.line()}) was to meet it") from error
+    sizes = [int.from_bytes(each[:8], "little") for each in found]
+    if max(sizes) <= links.MOST:
+        return [each[8:] for each in found]
+    rest = _gathered(message[links.MOST :], [max(0, size - links.MOST) for size in sizes])
+    return [bytes(each[8:]) + more for each, more in zip(found, rest)]
+
+
+def _gathered(message: bytes, sizes: list[int] | None) -> list[bytes]:
+    if sizes is None:
+        sizes = [int(row) for row in all_gather(torch.tensor([len(message)]))]
+    row = torch.zeros(max(sizes), dtype=torch.uint8)
+    codec.fill(row[: len(message)], message)
+    return [codec.memory(each)[:size] for each, size in zip(all_gather(row), sizes)]
+
+
+# ---- tensors ---------------------------------------------------------------------------------------------------------
+# Out of inference mode: gloo writes from a thread of its own, which inference tensors don't allow.
+
+
+def group_of(device: torch.device) -> Any:
+    """The group by which tensors of a device travel."""
+    assert world.groups is not None
+    return world.groups["cuda" if device.type == "cuda" else "cpu"]
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def all_gather(row: torch.Tensor) -> list[torch.Tensor]:
+    """Every rank's contiguous tensor, all of one shape. A collective."""
+    parts = [torch.empty_like(row) for _ in range(world.size)]
+    with waiting("rows of a tensor"):
+        group_of(row.device).allgather([parts], [row]).wait()
+    return parts
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def gather_rows(rows: torch.Tensor, sizes: Sequence[int], dim: int = 0) -> torch.Tensor:
+    """The ranks' rows along `dim`, one after the other, without autograd. A collective; of a size 0 nothing is sent.
+
+    Args:
+        rows: this rank's, as many as its size says, or more.
+        sizes: each rank's.
+    """
+    if rows.is_complex():
+        return torch.view_as_complex(gather_rows(torch.view_as_real(rows.resolve_conj()), sizes, dim)).detach()
+    last = rows.dim() == 4 and not rows.is_contiguous() and rows.is_contiguous(memory_format=torch.channels_last)
+    own = rows.detach().resolve_neg().movedim(dim, 0)[: sizes[world.rank]]
+    missing = max(sizes) - len(own)
+    own = torch.cat([own, own.new_zeros([missing, *own.shape[1:]])]) if missing else own.contiguous()
+    if 0 in own.stride():  # a single number that was expanded counts as contiguous
+        own = own.clone(memory_format=torch.contiguous_format)
+    kind, shape = own.dtype, own.shape
+    flat = own.view(-1).view(torch.uint8) if own.numel() else own.view(-1)
+    parts = [part.view(kind).view(shape)[:size] for part, size in zip(all_gather(flat), sizes)]
+    whole = torch.cat(parts).movedim(0, dim)
+    whole = whole.contiguous(memory_format=torch.channels_last) if last else whole.contiguous()
+    return whole.detach()  # no view to autograd: the script may write into it while gradients are recorded
+
+
+_AT_ONCE = 25 << 20  # bytes
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def broadcast_(tensors: Sequence[torch.Tensor]) -> None:
+    """Rank 0's numbers into these tensors, without bumping their versions. A collective for each type and device."""
+    kinds: dict[Any, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        if tensor.layout == torch.strided and tensor.numel():
+            kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor.data)
+    for (_, device), some in kinds.items():
+        while some:
+            now: list[torch.Tensor] = []
+            size = 0
+            while some and (not now or size + some[0].nbytes <= _AT_ONCE):
+                size += some[0].nbytes
+                now.append(some.pop(0))
+            _broadcast(now, device)
+
+
+def _broadcast(some: list[torch.Tensor], device: torch.device) -> None:
+    flat = torch.cat([each.resolve_conj().resolve_neg().reshape(-1) for each in some])
+    options = c10d.BroadcastOptions()
+    options.rootRank = 0
+    with waiting("rank 0's parameters or buffers"):
+        group_of(device).broadcast([flat.view(torch.uint8)], options).wait()
+    if world.rank:
+        torch._foreach_copy_(
+            some, [part.view_as(each) for part, each in zip(torch.split(flat, [e.numel() for e in some]), some)]
+        )

@@ -1,0 +1,253 @@
+"""Ranks are born at the first wrap: what was started is rank 0, and alone until then."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from starts import ENVIRONMENT, START, TORCHRUN, Done, Warm, environment, start, write
+
+WRAP = "net = ddp.wrap_model(torch.nn.Linear(3, 2))\n"
+#: Whether this process has neither started another one nor opened a socket.
+ALONE = """
+def around():
+    tasks = [f"/proc/self/task/{task}/children" for task in os.listdir("/proc/self/task")]
+    children = sum(len(open(task).read().split()) for task in tasks)
+    files = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    return children, sum("socket" in os.readlink(file) for file in files if os.path.exists(file))
+before = around()  # a test's harness has some
+def alone():
+    return around() == before
+"""
+
+
+def script(folder: Path, *parts: str) -> Path:
+    """A script that calls `setup` on top."""
+    return write(folder, "\n".join(["ddp.setup()", *map(textwrap.dedent, parts)]))
+
+
+def lines(done: Done) -> list[str]:
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+def both(warm: Warm, path: Path, *arguments: object, ranks: int = 2, **options: object) -> list[list[str]]:
+    """What it prints, started plainly and by torchrun."""
+    plain = warm.start(path, *arguments, nproc=ranks, forked=True, **options)
+    command = [*TORCHRUN[:-1], f"--nproc-per-node={ranks}", path, *arguments]
+    launched = warm.start(*command, nproc=None, forked=True, **options)
+    assert launched.returncode == 0, launched.stderr
+    return [lines(plain), launched.stdout.splitlines()]
+
+
+def test_what_wraps_nothing_is_one_process(warm: Warm, tmp_path: Path) -> None:
+    """Under torchrun, the other ranks have waited, and end."""
+    path = script(tmp_path, ALONE, "print(ddp.world_size(), alone())\nsys.exit(int(sys.argv[1]))")
+    done = warm.start(path, 3)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "1 True\n", "")
+    launched = warm.start(*TORCHRUN, path, 0, nproc=None, forked=True)
+    assert (launched.returncode, launched.stdout.split()[0]) == (0, "1")
+
+
+def test_help_is_the_originals(warm: Warm, tmp_path: Path) -> None:
+    path = script(tmp_path, "import argparse; argparse.ArgumentParser().parse_args()", WRAP)
+    assert "usage: train.py [-h]" in lines(warm.start(path, "--help"))[0]
+
+
+def test_as_many_as_the_wrap_names_and_others_end(warm: Warm, tmp_path: Path) -> None:
+    body = """
+    net = ddp.wrap_model(torch.nn.Linear(3, 2), device_ids=[0, 1] if "two" in sys.argv else None)
+    print(ddp.world_size(), sorted(set(ddp.gather(os.getpid()))) != [os.getpid()], ddp.gather(ddp.rank()))
+    """
+    path = script(tmp_path, body)
+    assert both(warm, path, "two", ranks=3) == [["2 True [0, 1]"]] * 2
+    assert both(warm, path, "all", ranks=3) == [["3 True [0, 1, 2]"]] * 2
+
+
+def test_one_device_is_one_process_until_more_are_asked_for(warm: Warm, tmp_path: Path) -> None:
+    """`--gpu 0`; an option that decides late; later wraps for fewer and for more devices."""
+    body = """
+    first = ddp.wrap_model(torch.nn.Linear(3, 2), device_ids=[0])
+    print(ddp.world_size(), alone(), tuple(first(torch.ones(4, 3)).shape))
+    second = ddp.wrap_model(torch.nn.Linear(3, 2), device_ids=[0, 1])
+    print(ddp.world_size())
+    third = ddp.wrap_model(torch.nn.Linear(3, 2), device_ids=[0])
+    third(torch.ones(4, 3)).sum().backward()
+    print(third.module.weight.grad.sum().item())
+    try:
+        ddp.wrap_model(torch.nn.Linear(3, 2), device_ids=[0, 1, 2])
+    except RuntimeError as error:
+        print(error)
+    """
+    told = lines(warm.start(script(tmp_path, ALONE, body), nproc=3, ranks=2, forked=True))
+    assert told[:3] == ["1 True (4, 2)", "2", "24.0"]
+    assert "train.py:" in told[3]
+    assert "set DP2DDP_NPROC=3" in told[3]
+
+
+def test_others_have_rank_0s_states_answers_clock_and_folder(warm: Warm, tmp_path: Path) -> None:
+    """Nothing is seeded; the user is asked; a folder is named by the clock, and must not be there."""
+    body = """
+    import random, time
+    import numpy
+    split = [random.random(), numpy.random.rand(), torch.rand(()).item(), random.Random(random.random()).random()]
+    name = input("name? ")
+    try:
+        second = input()
+    except EOFError:
+        second = "nothing"
+    folder = f"run-{ddp.broadcast(time.time_ns())}"
+    if os.path.exists(folder):
+        sys.exit("it is there")
+    os.makedirs(folder)
+    os.chdir(folder)
+    net = ddp.wrap_model(torch.nn.Linear(3, 2))
+    told = ddp.gather([split, name, second, folder, os.getcwd(), torch.rand(()).item(), os.listdir()])
+    assert told[0] == told[1], told
+    print(told[0][1:3], len(told))
+    """
+    path = script(tmp_path, body)
+    for command, nproc in (([path], 2), ([*TORCHRUN, path], None)):
+        read, written = os.pipe()
+        os.write(written, b"Ada\n")
+        os.close(written)
+        done = warm.start(*command, nproc=nproc, forked=nproc is not None, stdin=read, cwd=tmp_path)
+        os.close(read)
+        if nproc:
+            assert (done.returncode, done.stdout) == (0, "name? ['Ada', 'nothing'] 2\n"), done.stderr
+
+
+def test_sets_have_one_order_and_the_command_line_is_kept(tmp_path: Path) -> None:
+    """A plain start by nobody's harness: this process begins anew with a hash seed, once, ahead of its first line."""
+    body = """
+    print("once", sys.argv[1:], sys.flags.optimize, os.environ["PYTHONHASHSEED"])
+    names = list({f"name {i}" for i in range(50)})
+    """
+    check = "told = ddp.gather([names, sys.argv, sys.flags.optimize])\nassert told[0] == told[1]\nprint('end')"
+    path = script(tmp_path, body, WRAP, check)
+    env = {name: text for name, text in environment(2, None).items() if name != "PYTHONHASHSEED"}
+    done = subprocess.run(
+        [sys.executable, "-O", path, "--lr", "a b"], env=env, capture_output=True, text=True, timeout=120
+    )
+    assert lines(done) == ["once ['--lr', 'a b'] 1 0", "end"]
+
+
+@pytest.mark.parametrize("how", ["pdb", "cProfile", "module", "interactive"])
+def test_debuggers_and_profilers_have_rank_0_alone(tmp_path: Path, how: str) -> None:
+    stops = "breakpoint() if len(sys.argv) > 1 else None"
+    through = "print('through', net(torch.ones(2, 3)).shape[0])"
+    path = script(tmp_path, WRAP, "print('size', ddp.world_size())", stops, through)
+    options, words, arguments = {
+        "pdb": (["-m", "pdb"], "b 7\nc\np 40 + 2\nc\nq\n", [path]),
+        "cProfile": (["-m", "cProfile", "-o", str(tmp_path / "profile")], "", [path]),
+        "module": (["-m"], "p 40 + 2\nc\n", ["train", "stop"]),
+        "interactive": (["-i"], "print(40 + 2, ddp.rank())\n", [path]),
+    }[how]
+    done = subprocess.run(
+        [sys.executable, *options, *arguments],
+        env=environment(2, None),
+        cwd=tmp_path,
+        input=words,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "size 2" in done.stdout
+    assert "through 2" in done.stdout
+    assert done.stdout.count("42") == (how != "cProfile"), done.stdout
+    assert how != "cProfile" or (tmp_path / "profile").exists()
+
+
+def test_start_now_waits_for_nobody(warm: Warm, tmp_path: Path) -> None:
+    """The ranks run at the same time: each makes a file and waits for the other's."""
+    body = """
+    import time
+    from pathlib import Path
+    with ddp.own_files():
+        Path(f"began-{ddp.rank()}").touch()
+        until = time.monotonic() + 60
+        while not Path(f"began-{1 - ddp.rank()}").exists() and time.monotonic() < until:
+            time.sleep(0.02)
+    """
+    path = write(tmp_path, 'ddp.setup(start="now")\n' + textwrap.dedent(body) + WRAP + "print(ddp.world_size())")
+    assert lines(warm.start(path, forked=True, cwd=tmp_path)) == ["2"]
+
+
+def test_a_long_time_before_the_first_wrap_is_told(warm: Warm, tmp_path: Path) -> None:
+    path = script(tmp_path, "from dp2ddp_runtime import birth; birth._TOLD_AFTER = 0.0\n", WRAP)
+    done = warm.start(path, forked=True)
+    assert done.returncode == 0
+    assert "s passed before the first wrap (train.py:7)" in done.stderr
+    assert 'ddp.setup(start="now")' in done.stderr
+
+
+def test_worker_processes_and_programs_of_ranks_are_no_ranks(warm: Warm, tmp_path: Path) -> None:
+    """A loader's worker that imports the script again; a converted script that each rank starts, to read its output."""
+    body = """
+    import multiprocessing, subprocess
+    def work(queue):
+        ddp.setup()
+        queue.put(list(ddp.wrap_model(torch.nn.Linear(3, 2))(torch.ones(5, 3)).shape))
+    if __name__ == "__main__":
+        if "inner" in sys.argv:
+            ddp.wrap_model(torch.nn.Linear(3, 2), device_ids=[0])
+            print(ddp.world_size())
+            sys.exit()
+        net = ddp.wrap_model(torch.nn.Linear(3, 2))
+        context = multiprocessing.get_context("fork")
+        queue = context.SimpleQueue()
+        worker = context.Process(target=work, args=[queue])
+        worker.start()
+        size = queue.get()
+        worker.join()
+        inner = subprocess.run([sys.executable, __file__, "inner"], stdout=subprocess.PIPE, text=True).stdout
+        print(ddp.gather([size, inner]))
+    """
+    assert lines(warm.start(script(tmp_path, body), forked=True)) == [r"[[[5, 2], '1\n'], [[5, 2], '1\n']]"]
+
+
+@pytest.mark.parametrize("given", ["tcp", "file", "slurm"])
+def test_other_launchers(warm: Warm, tmp_path: Path, given: str) -> None:
+    """Two processes that somebody has started: `tcp://`, `file://`, and SLURM's `srun`."""
+    import socket
+    from contextlib import ExitStack
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url = {"tcp": f"tcp://127.0.0.1:{port}", "file": f"file://{tmp_path}/meet", "slurm": "env://"}[given]
+    path = write(
+        tmp_path, f"ddp.setup(init_method={url!r})\n{WRAP}print(ddp.gather([ddp.rank(), 'RANK' in os.environ]))"
+    )
+    slurm = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0"}
+    slurm |= {"SLURM_NTASKS_PER_NODE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with ExitStack() as stack:
+        ranks = []
+        for rank in "01":
+            env = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+            if given == "slurm":
+                env = {**slurm, "SLURM_PROCID": rank, "SLURM_LOCALID": rank}
+            ranks.append(stack.enter_context(warm.started(path, nproc=None, env=env)))
+        done = [rank.wait() for rank in ranks]
+    assert done[0].stdout == "[[0, False], [1, False]]\n", done[0].stderr + done[1].stderr
+    assert done[1].stdout == ""
+
+
+def test_a_wrap_without_setup_and_a_bad_number(warm: Warm, tmp_path: Path) -> None:
+    path = write(tmp_path, WRAP + "print(ddp.world_size())")
+    assert lines(warm.start(path)) == ["1"]
+    done = warm.start(script(tmp_path, WRAP), nproc=None, env={"DP2DDP_NPROC": "two"})
+    assert done.returncode == 1
+    assert done.stderr == "dp2ddp: DP2DDP_NPROC must be a number of devices, not 'two'\n"
+
+
+def test_what_a_start_of_the_test_assumes() -> None:
+    assert ENVIRONMENT["PYTHONHASHSEED"] == "0"
+    assert "dp2ddp_runtime" in START
+    assert start("-c", "print(1)").stdout == "1\n"

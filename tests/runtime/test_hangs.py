@@ -1,0 +1,196 @@
+"""Ranks that fail, leave, wait for each other, or are sent a signal: told once, together, and without a hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from starts import TORCHRUN, Warm, write
+
+HEAD = """ddp.setup()
+import signal, time
+net = ddp.wrap_model(torch.nn.Linear(8, 3))
+x = torch.randn(8, 8)
+net(x)
+print("at it", flush=True)
+is_last = ddp.rank() == 1
+"""
+TAIL = "\nnet(x)\nprint('end')"
+FIRST = 4 + HEAD.count("\n")  # the line behind HEAD
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "told"),
+    [
+        ("pass", 0, []),
+        ("raise ValueError('boom')", 1, ["Traceback", "ValueError: boom"]),
+        ("if is_last: raise ValueError('boom')", 1, ["rank 1 of 2 failed:", "ValueError: boom"]),
+        ("sys.exit(3)", 3, []),
+        ("if not is_last: sys.exit(3)", 1, ["rank 0 has left the script", "rank 1 at train.py", "waits for"]),
+        ("if is_last: os._exit(7)", 7, ["rank 1 ended with exit code 7"]),
+        ("if is_last: os.kill(os.getpid(), signal.SIGKILL)", 137, ["rank 1 was ended by signal 9", "out of memory?"]),
+        ("if not is_last: os._exit(5)", 5, []),
+        (
+            "if is_last: net(x)",
+            1,
+            ["have come apart", f"rank 1 at train.py:{FIRST}", f"rank 0 at train.py:{FIRST + 1}"],
+        ),
+        ("x = x if is_last else x + 1", 1, ["differs between the ranks", "ddp.shard_loader"]),
+    ],
+)
+def test_the_end_of_a_rank_is_told_once_and_ends_all(
+    warm: Warm, tmp_path: Path, line: str, code: int, told: list[str]
+) -> None:
+    """Whatever a rank does: rank 0's exit code is the job's, and the reason stands there once."""
+    path = write(tmp_path, f"{HEAD}{line}{TAIL}")
+    began = time.monotonic()
+    done = warm.start(path, forked=True)
+    assert done.returncode == code, done.stderr
+    for text in told:
+        assert text in done.stderr
+    assert done.stderr.count("Traceback") <= 1
+    assert bool(done.stderr) == bool(told)
+    assert ("end" in done.stdout.split()) == (line == "pass")
+    assert time.monotonic() - began < 60
+
+
+def test_under_torchrun_a_failing_rank_speaks_and_the_other_doesnt(warm: Warm, tmp_path: Path) -> None:
+    path = write(tmp_path, f"{HEAD}if is_last: raise ValueError('boom')\nprint('on')\nnet(x)")
+    done = warm.start(*TORCHRUN, path, nproc=None, forked=True)
+    assert done.returncode == 1
+    assert "dp2ddp: rank 1 of 2 failed:" in done.stderr
+    assert done.stderr.count("ValueError: boom") == 1
+    assert "PeerError" not in done.stderr
+
+
+def test_others_end_when_rank_0_is_killed(warm: Warm, tmp_path: Path) -> None:
+    body = f"{HEAD}print(*ddp.gather(os.getpid()), flush=True)\nwhile True: net(x)"
+    with warm.started(write(tmp_path, body), forked=True) as started:
+        started.wait_for_output("it\n")
+        deadline = time.monotonic() + 30
+        words: list[str] = []
+        while len(words) < 4 and time.monotonic() < deadline:
+            time.sleep(0.1)
+            words = (started._folder / "stdout").read_text().split()
+        started.process.kill()
+        started.wait()
+        pids = list(map(int, words[2:]))
+        deadline = time.monotonic() + 5
+        while any(map(is_alive, pids)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert len(pids) == 2
+        assert [pid for pid in pids if is_alive(pid)] == []
+
+
+def test_who_waits_and_where_is_told_once_and_the_job_goes_on(warm: Warm, tmp_path: Path) -> None:
+    """A rank that takes long, with the text of its line; rank 0 waits for it."""
+    path = write(tmp_path, f"{HEAD}if is_last: time.sleep(3)\nnet(x); print('end')")
+    done = warm.start(path, forked=True, env={"DP2DDP_STUCK_AFTER": "1"})
+    assert (done.returncode, "end" in done.stdout) == (0, True)
+    assert done.stderr.count("a rank has waited for the others") == 1
+    assert f"rank 0 at train.py:{FIRST + 1}" in done.stderr
+    assert f"rank 1 at train.py:{FIRST}" in done.stderr
+    assert "is at work: if is_last: time.sleep(3)" in done.stderr
+
+
+def test_a_job_in_which_nothing_moves_ends(warm: Warm, tmp_path: Path) -> None:
+    body = HEAD.replace("ddp.setup()", "ddp.setup(timeout=2)")
+    done = warm.start(write(tmp_path, f"{body}if is_last: time.sleep(60)\nnet(x)"), forked=True)
+    assert done.returncode == 1
+    assert "nothing has moved for 2 s" in done.stderr
+
+
+LOOP = """
+got = []
+{handler}
+try:
+    for step in range(2000):
+        net(x)
+        time.sleep(0.01)
+        if step == 20:
+            print("ready", flush=True)
+        if got and step > got[0] + 2:
+            break
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+told = ddp.gather([step, got])
+print("together", told[0] == told[1], step < 1999)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("when", ["before", "behind"])
+def test_signals_of_rank_0_are_all_ranks_at_the_same_step(warm: Warm, tmp_path: Path, number: int, when: str) -> None:
+    """Ctrl-C, and handlers that the script has set before the wrap or behind it."""
+    set_it = f"signal.signal({int(number)}, lambda *_: got.append(step))" if number != signal.SIGINT else ""
+    head = HEAD
+    if when == "before":
+        head, set_it = HEAD.replace("net = ", f"got = []\n{set_it}\nnet = "), ""
+    loop = LOOP.format(handler=set_it)
+    loop = loop.replace("got = []\n", "") if when == "before" else loop
+    with warm.started(write(tmp_path, head + loop), forked=True) as started:
+        started.wait_for_output("ready")
+        started.process.send_signal(number)
+        done = started.wait()
+    assert done.returncode == 0, done.stderr
+    words = ["interrupted"] if number == signal.SIGINT else []
+    assert done.stdout.split("\n")[2:-1] == [*words, "together True True"]
+
+
+def test_a_signal_without_a_handler_ends_the_job(warm: Warm, tmp_path: Path) -> None:
+    with warm.started(
+        write(tmp_path, HEAD + "print(os.getpid(), flush=True)\nwhile True: net(x)"), forked=True
+    ) as started:
+        started.wait_for_output("at it")
+        time.sleep(0.3)
+        started.process.send_signal(signal.SIGTERM)
+        assert started.wait().returncode == -signal.SIGTERM
+
+
+def test_rank_0_is_interrupted_alone_where_no_message_comes(warm: Warm, tmp_path: Path) -> None:
+    body = (
+        HEAD + "from dp2ddp_runtime import hangs; hangs._ALONE_AFTER = 0.5\nprint('ready', flush=True)\ntime.sleep(60)"
+    )
+    with warm.started(write(tmp_path, body), forked=True) as started:
+        started.wait_for_output("ready")
+        began = time.monotonic()
+        started.process.send_signal(signal.SIGINT)
+        done = started.wait()
+    assert done.returncode == 130
+    assert done.stderr.count("KeyboardInterrupt") == 1
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("what", ["net(x)", "from dp2ddp_runtime.world import all_gather; all_gather(x)"])
+def test_rank_0_is_interrupted_where_it_waits_for_a_rank_that_does_not_come(
+    warm: Warm, tmp_path: Path, what: str
+) -> None:
+    """In a message, and in a collective of C++, where no handler of Python's runs."""
+    soon = "from dp2ddp_runtime import hangs; hangs._ALONE_AFTER = 0.5"
+    body = f"{soon}\nif is_last: time.sleep(60)\nprint('ready', flush=True)\n{what}"
+    with warm.started(write(tmp_path, HEAD + body), forked=True) as started:
+        started.wait_for_output("ready")
+        time.sleep(0.3)
+        began = time.monotonic()
+        started.process.send_signal(signal.SIGINT)
+        done = started.wait()
+    assert done.returncode == 130
+    assert "nterrupt" in done.stderr
+    assert time.monotonic() - began < 15
+
+
+def test_lines_of_this_file_are_counted_right() -> None:
+    assert os.path.basename(__file__) == "test_hangs.py"
+    assert FIRST == 11

@@ -1,0 +1,411 @@
+"""What fails or gets lost in `nn.DataParallel`'s replicas, and works on one GPU, works on ranks, too.
+
+Each kind stands in reports about DataParallel. Some end with an error that says what to write instead.
+"""
+
+from __future__ import annotations
+
+import copy
+import traceback
+import types
+import warnings
+from collections import namedtuple
+from typing import Any, Callable
+
+import dp2ddp_runtime as ddp
+import pytest
+import torch
+from dp2ddp_runtime.world import world
+from rank_pool import on_ranks
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.utils.checkpoint import checkpoint
+
+Pair = namedtuple("Pair", "out names")
+
+
+class Net(nn.Module):
+    """Two layers, and a forward that is a function."""
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        super().__init__()
+        self.layer, self.other, self.function = nn.Linear(4, 3), nn.Linear(4, 3), forward
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self, *args, **kwargs)
+
+
+def alike(module: nn.Module) -> nn.Module:
+    """With the same parameters on every rank."""
+    torch.manual_seed(0)
+    for param in module.double().parameters():
+        param.data = torch.rand_like(param) - 0.5
+    return module
+
+
+def both(module: nn.Module, **options: Any) -> tuple[nn.Module, Any]:
+    """A module, alone and wrapped."""
+    module = alike(module)
+    return module, ddp.wrap_model(copy.deepcopy(module), **options)
+
+
+def batch(rows: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def assert_trained(module: nn.Module, net: Any, loss: torch.Tensor, wrapped_loss: torch.Tensor) -> None:
+    loss.backward()
+    wrapped_loss.backward()
+    torch.testing.assert_close(wrapped_loss, loss)
+    for (name, param), own in zip(module.named_parameters(), net.parameters()):
+        expected = torch.zeros_like(param) if param.grad is None else param.grad
+        torch.testing.assert_close(own.grad, expected, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def compare(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[nn.Module, Any]:
+    """Three steps of both; the losses and gradients are the same."""
+    module, net = both(Net(forward))
+    for _ in range(3):
+        module.zero_grad()
+        net.zero_grad()
+        assert_trained(module, net, module(*args, **kwargs).square().sum(), net(*args, **kwargs).square().sum())
+    return module, net
+
+
+@on_ranks(2, 3)
+def test_parameters_and_state_in_a_forward() -> None:
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        first = next(self.parameters())
+        names = dict(self.named_parameters())
+        assert list(self.state_dict()) == list(names) == ["layer.weight", "layer.bias", "other.weight", "other.bias"]
+        assert names["layer.weight"] is first is self.layer.weight
+        return self.layer(x.to(first.device, first.dtype)) + sum(each.square().sum() for each in self.parameters())
+
+    compare(forward, batch(5))
+
+
+def counting(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.steps = getattr(self, "steps", 0) + 1
+    self.mean = 0.9 * self.mean + 0.1
+    self.seen += 1
+    return self.layer(x - self.mean) * 0.9**self.steps
+
+
+@on_ranks(2, 3)
+def test_counters_and_buffers_that_a_forward_assigns_stay() -> None:
+    module, net = Net(counting), None
+    module.register_buffer("mean", torch.zeros(4))
+    module.register_buffer("seen", torch.zeros(()))
+    module, net = both(module)
+    for rows in (6, 5, 1):
+        torch.testing.assert_close(net(batch(rows)), module(batch(rows)))
+    assert net.module.steps == 3
+    assert net.module.mean.equal(module.mean)
+    assert net.module.seen == 3
+
+
+def attending(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.attention = self.layer(x).softmax(1)
+    self.names = ["even" if float(row[0]) > 0 else "odd" for row in x]
+    return self.attention * 3
+
+
+@on_ranks(2, 3)
+def test_an_attribute_is_whole_behind_the_call_and_has_its_gradient() -> None:
+    module, net = both(Net(attending))
+    for rows in (6, 5, 7):
+        module.zero_grad()
+        net.zero_grad()
+        loss, wrapped_loss = module(batch(rows)).square().sum(), net(batch(rows)).square().sum()
+        torch.testing.assert_close(net.module.attention, module.attention)
+        assert net.module.names == module.names
+        assert_trained(
+            module, net, loss + module.attention[:, 0].sum(), wrapped_loss + net.module.attention[:, 0].sum()
+        )
+
+
+def remembering(self: Any, x: torch.Tensor) -> torch.Tensor:
+    state = getattr(self, "state", None)
+    hidden, steps = (torch.zeros(1, len(x), 3, dtype=x.dtype), []) if state is None else state
+    hidden = (self.layer(x) + hidden).tanh().detach()
+    self.state = hidden, [*steps, 1]
+    return hidden[0] + self.other(x)
+
+
+@on_ranks(2, 3)
+def test_a_hidden_state_goes_on_with_each_ranks_rows() -> None:
+    module, net = both(Net(remembering))
+    for step in range(3):
+        torch.testing.assert_close(net(batch(6, step)), module(batch(6, step)))
+    torch.testing.assert_close(net.module.state[0], module.state[0])
+
+
+@on_ranks(2, 3)
+def test_lists_with_an_entry_a_row_are_cut_and_put_together() -> None:
+    def forward(self: Any, x: torch.Tensor, names: list[str], targets: Any, size: Any) -> Any:
+        assert len(names) == len(targets) == len(x)
+        assert size == [4, 4, 4, 4, 4]
+        out = torch.stack(
+            [row * len(name) * each["boxes"].sum() for row, name, each in zip(self.layer(x), names, targets)]
+        )
+        found = [{"label": name, "scores": row[: len(name)], "best": row.max()} for row, name in zip(out, names)]
+        return Pair(out, {"names": [name.upper() for name in names], "found": found})
+
+    module, net = both(Net(forward))
+    for rows in (7, 6, 1):
+        names = ["ab"[: 1 + row % 2] for row in range(rows)]
+        targets = [{"boxes": torch.ones(row + 1, 4)} for row in range(rows)]
+        module.zero_grad()
+        net.zero_grad()
+        alone, whole = (each(batch(rows), names, targets, [4] * 5) for each in (module, net))
+        assert whole.names["names"] == alone.names["names"]
+        assert [each["label"] for each in whole.names["found"]] == names
+        torch.testing.assert_close(
+            [each["scores"] for each in whole.names["found"]], [e["scores"] for e in alone.names["found"]]
+        )
+        losses = [
+            each.out.sum()
+            + sum((row + 1) * one["scores"].sum() + one["best"] for row, one in enumerate(each.names["found"]))
+            for each in (alone, whole)
+        ]
+        assert_trained(module, net, *losses)
+
+
+@on_ranks(2, 3)
+def test_wrapped_twice() -> None:
+    module, net = both(nn.Linear(4, 3))
+    twice = ddp.wrap_model(net)
+    assert [name for name, _ in twice.named_parameters()] == ["module.module.weight", "module.module.bias"]
+    assert_trained(module, twice, module(batch(5)).square().sum(), twice(batch(5)).square().sum())
+
+
+@on_ranks(2, 3)
+def test_an_output_that_lost_its_first_dimension_on_a_rank_with_one_row() -> None:
+    module, net = both(Net(lambda self, x: self.layer(x)[:, :1].squeeze()))
+    for rows in (7, 4, 3, 2):
+        assert_trained(module, net, module(batch(rows)).square().sum(), net(batch(rows)).square().sum())
+        module.zero_grad()
+        net.zero_grad()
+    module, net = both(Net(lambda self, x: self.layer(x).squeeze()))
+    for rows in (8, world.size):
+        assert net(batch(rows)).shape == module(batch(rows)).shape == (rows, 3)
+
+
+@on_ranks(2)
+def test_values_that_can_not_be_put_together_are_rank_0s_and_told_once() -> None:
+    _, net = both(Net(lambda self, x: {"out": self.layer(x), "sum": x.sum().item(), "name": "x", "none": None}))
+    with pytest.warns(UserWarning, match=r"test_one_gpu\.py.* returns \(at sum\) a float .*rank 0's is taken"):
+        out = net(batch(6))
+    assert out["sum"] == batch(6)[:3].sum().item()
+    assert (out["name"], out["none"]) == ("x", None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        net(batch(6))
+
+
+class Graph:
+    """A batch object of a library's."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+
+@on_ranks(2, 3)
+def test_where_nothing_can_be_cut_every_rank_computes_all_of_it() -> None:
+    module, net = both(Net(lambda self, graph: self.layer(graph.x)))
+    graph = Graph(batch(5))
+    with pytest.warns(UserWarning, match=r"nothing that can be cut into rows \(Graph\)"):
+        assert_trained(module, net, module(graph).square().sum(), net(graph).square().sum())
+    packed = pack_padded_sequence(batch(5).view(5, 4, 1), torch.tensor([4, 3, 2, 2, 1]), batch_first=True)
+    module, net = both(Net(lambda self, packed: self.layer(pad_packed_sequence(packed, batch_first=True)[0][..., 0])))
+    assert_trained(module, net, module(packed).square().sum(), net(packed).square().sum())
+
+
+@on_ranks(2)
+def test_lengths_that_differ_are_an_error_that_says_what_to_write() -> None:
+    _, net = both(Net(lambda self, x, lengths: self.layer(x)[:, : int(lengths.max())]))
+    with pytest.raises(ValueError, match=r"\[3, 3\] on rank 0, \[3, 2\] on rank 1.*total_length=x\.size\(1\)"):
+        net(batch(6), torch.tensor([3, 1, 1, 2, 1, 1]))
+
+
+@on_ranks(2)
+def test_an_argument_of_other_rows_is_told_at_the_first_call() -> None:
+    def forward(self: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        self.got = list(weight.shape)
+        return self.layer(x)
+
+    _, net = both(Net(forward))
+    with pytest.warns(
+        UserWarning, match=r"a batch of 6 rows, and with it a tensor of shape \[4, 2\].*it was cut as well"
+    ):
+        net(batch(6), torch.ones(4, 2))
+    assert net.module.got == [2, 2]
+    _, net = both(Net(forward))
+    with pytest.warns(UserWarning, match=r"a tensor of shape \[1, 2\].*every rank has all of it"):
+        net(batch(6), torch.ones(1, 2))
+
+
+class Held(nn.Module):
+    """Uses what it holds in other ways than as a registered module or parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.layers = [self.layer, nn.Linear(4, 4).double()]
+        self.by_name = {"first": (self.layer, [nn.Linear(4, 3).double()])}
+        self.method = self.layer.forward
+        self.closure = lambda x: self.layer(x)
+        self.alphas = torch.ones(4, dtype=torch.float64, requires_grad=True)
+        self.betas = [torch.ones(3, dtype=torch.float64, requires_grad=True)]
+
+    def all_parameters(self) -> list[torch.Tensor]:
+        beside = [*self.layers[1].parameters(), *self.by_name["first"][1][0].parameters()]
+        return [*self.parameters(), *beside, self.alphas, *self.betas]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x).tanh()
+        x = self.method(x) + self.closure(x) * self.alphas
+        return self.by_name["first"][1][0](self.by_name["first"][0](x)) * self.betas[0]
+
+
+@on_ranks(2, 3)
+def test_what_lists_attributes_and_closures_hold_is_trained() -> None:
+    module = Held().double()
+    for each in module.all_parameters():
+        each.data = torch.arange(float(each.numel()), dtype=torch.float64).view(each.shape).cos()
+    net = ddp.wrap_model(twin := copy.deepcopy(module))
+    twin.closure = lambda x: twin.layer(x)
+    for rows in (5, 1, 6):
+        for each in (*module.all_parameters(), *twin.all_parameters()):
+            each.grad = None
+        loss, wrapped_loss = module(batch(rows)).square().sum(), net(batch(rows)).square().sum()
+        loss.backward()
+        wrapped_loss.backward()
+        torch.testing.assert_close(wrapped_loss, loss)
+        for own, expected in zip(twin.all_parameters(), module.all_parameters()):
+            torch.testing.assert_close(own.grad, expected.grad)
+
+
+class Branching(nn.Module):
+    """Scripted: its second layer is for some rows only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if float(x[0, 0]) > 0:
+            return self.first(x)
+        return self.second(x)
+
+
+@on_ranks(2, 3)
+def test_scripted_modules() -> None:
+    alone = alike(Branching())
+    for is_part in (False, True):
+        scripted = torch.jit.script(copy.deepcopy(alone))
+        net = ddp.wrap_model(nn.Sequential(scripted) if is_part else scripted)
+        for step in range(3):
+            net.zero_grad()
+            alone.zero_grad()
+            net(batch(6, step)).square().sum().backward()
+            torch.cat([alone(part) for part in batch(6, step).chunk(world.size)]).square().sum().backward()
+            for own, expected in zip(net.parameters(), alone.parameters()):
+                torch.testing.assert_close(own.grad, torch.zeros_like(own) if expected.grad is None else expected.grad)
+
+
+@pytest.mark.skipif(torch.__version__ < "2.4", reason="older compilers can't read this")
+@on_ranks(2)
+def test_compiled_modules_inside_and_outside() -> None:
+    module = alike(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)))
+    inside = ddp.wrap_model(torch.compile(copy.deepcopy(module), backend="eager"))
+    outside = torch.compile(ddp.wrap_model(copy.deepcopy(module)), backend="eager")
+    in_place = ddp.wrap_model(copy.deepcopy(module))
+    in_place.module.compile(backend="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for net in (inside, outside, in_place):
+            for rows in (6, 5):
+                module.zero_grad()
+                net.zero_grad()
+                assert_trained(module, net, module(batch(rows)).square().sum(), net(batch(rows)).square().sum())
+
+
+@on_ranks(2, 3)
+def test_wrapped_again_in_each_step_sends_nothing_more() -> None:
+    module = nn.Linear(4, 3).double()
+
+    def step() -> int:
+        before = world.count
+        ddp.wrap_model(module)(batch(6)).sum().backward()
+        return world.count - before
+
+    assert [step() for _ in range(4)][1:] == [1, 1, 1]
+    for _ in range(3):
+        before = world.count
+        ddp.data_parallel(module, batch(6)).sum().backward()
+    assert world.count - before == 1
+    torch.testing.assert_close(module.bias.grad, torch.full((3,), 42.0, dtype=torch.float64))
+
+
+@on_ranks(2, 3)
+def test_fewer_devices_than_ranks() -> None:
+    alone = alike(nn.Linear(4, 3))
+    for count in (1, world.size - 1 or 1):
+        net = ddp.wrap_model(copy.deepcopy(alone), device_ids=list(range(count)))
+        alone.zero_grad()
+        assert_trained(alone, net, alone(batch(5)).square().sum(), net(batch(5)).square().sum())
+
+
+@on_ranks(2, 3)
+def test_sync_bn_takes_all_ranks_rows() -> None:
+    module, net = both(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), sync_bn=True)
+    for rows in (9, 7, 2):
+        module.zero_grad()
+        net.zero_grad()
+        weights = torch.arange(3.0 * rows).view(rows, 3)
+        assert_trained(module, net, (module(batch(rows)) * weights).sum(), (net(batch(rows)) * weights).sum())
+        for own, expected in zip(net.buffers(), module.buffers()):
+            torch.testing.assert_close(own, expected)
+    torch.testing.assert_close(net.eval()(batch(4)), module.eval()(batch(4)))
+    assert repr(net.module) == repr(module)
+
+
+def checkpointed(self: Any, x: torch.Tensor) -> torch.Tensor:
+    x = checkpoint(self.layer, x, use_reentrant=True) + checkpoint(self.other, x, use_reentrant=False)
+    return x.tanh()
+
+
+@on_ranks(2, 3)
+def test_checkpoints_inside_and_around() -> None:
+    module, net = both(Net(checkpointed))
+    for rows in (6, 1, 5):
+        module.zero_grad()
+        net.zero_grad()
+        x, y = batch(rows).requires_grad_(), batch(rows).requires_grad_()
+        loss, wrapped_loss = module(x).square().sum(), checkpoint(net, y, use_reentrant=False).square().sum()
+        assert_trained(module, net, loss, wrapped_loss)
+        torch.testing.assert_close(y.grad, x.grad)
+
+
+def failing(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return self.layer(x[:, :2])
+
+
+@on_ranks(2)
+def test_a_traceback_shows_the_scripts_lines() -> None:
+    _, net = both(nn.Sequential(Net(failing)))
+    with pytest.raises(RuntimeError) as raised:
+        net(batch(4))
+    lines = traceback.extract_tb(raised.value.__traceback__)
+    inner = lines[[line.name for line in lines].index("_on_rows") + 1 :]
+    assert [line.name for line in inner if line.name != "_run"] == ["forward", "failing"]
+
+
+def test_methods_keep_their_class() -> None:
+    """Alone, a wrapped model is the module."""
+    module = nn.Linear(4, 3)
+    net = ddp.wrap_model(module)
+    assert isinstance(net.forward, types.MethodType)
+    assert net(torch.ones(2, 4)).equal(module(torch.ones(2, 4)))
