@@ -25,7 +25,7 @@ LIMITS = {
     "dp2ddp/rules": 3_800,
     "dp2ddp/source": 1_000,
     "dp2ddp/verify": 5_950,
-    "runtime/dp2ddp_runtime": 7_920,
+    "runtime/dp2ddp_runtime": 7_950,
     "tests": 1_650,
     "tests/analysis": 2_950,
     "tests/benchmarks": 475,

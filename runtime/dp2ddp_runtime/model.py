@@ -116,6 +116,7 @@ class WrappedModel(DistributedDataParallel):
             self._replica().join()
 
     def _begin(self) -> None:
+        self._grown: set[str] = set()  # lists that a forward has appended to
         self._cutter = Cutter(self.dim, self.count)
         self._memory: dict[Any, int] = {}  # by an output's place: how many dimensions it had
         self._calls = 0  # in which several ranks had rows
@@ -177,7 +178,9 @@ class WrappedModel(DistributedDataParallel):
             self._version = -1
             replica.buffers.take()
         call = self._cutter.cut(args, kwargs)
+        lists = replica.lists() if self._calls < _LISTS_UNTIL else {}
         output = self._run(replica, call)
+        self._tell_of_grown(lists, replica.lists() if lists else {})
         # What the rows decide can be seen where several ranks have some.
         self._calls += sum(map(bool, call.sizes)) > 1
         looks = not self._calls & (self._calls - 1)
@@ -198,6 +201,17 @@ class WrappedModel(DistributedDataParallel):
         finally:
             _Running.now, Copy.idle = False, False
             replica.end()
+
+    def _tell_of_grown(self, before: dict[str, int], after: dict[str, int]) -> None:
+        """A warning of a list that two forwards have appended to: replicas share it, and ranks can't."""
+        for name in [name for name, length in before.items() if after.get(name, 0) > length]:
+            if name in self._grown:
+                self._cutter.tell(
+                    name,
+                    f"the forward of the model that {place.line()} calls appends to {name}: each rank's list has that "
+                    "rank's rows alone. Return from the forward what the script reads",
+                )
+            self._grown.add(name)
 
     def _refuse_written(self, replica: Replica) -> None:
         written = replica.copies.written()
@@ -353,7 +367,8 @@ class WrappedModel(DistributedDataParallel):
 
 # As the original prints itself, and as scripts write it into checkpoints and file names.
 WrappedModel.__name__ = nn.DataParallel.__name__
-_PER_OBJECT = ("_cutter", "_memory", "_calls", "_version", "_by_rows")
+_LISTS_UNTIL = 8  # calls
+_PER_OBJECT = ("_grown", "_cutter", "_memory", "_calls", "_version", "_by_rows")
 
 
 def _onto_device(tensor: torch.Tensor) -> torch.Tensor:

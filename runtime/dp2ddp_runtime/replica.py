@@ -96,6 +96,11 @@ class Replica:
         self.tensors: list[torch.Tensor] = []  # parameters, and other leaves that are trained
         self.ids: frozenset[int] = frozenset()  # theirs
 
+    def lists(self) -> dict[str, int]:
+        """The lengths of the lists that the script's own modules hold, by name."""
+        own = [(type(part.copy).__name__, part.held) for part in self.parts if part.keeps]
+        return {f"{kind}.{name}": len(v) for kind, held in own for name, v in held.items() if isinstance(v, list)}
+
     # ---- what there is -----------------------------------------------------------------------------------------------
 
     def join(self) -> None:
