@@ -181,6 +181,10 @@ class Disk:
         with self._lock:
             self._opened[path] -= 1
             self._opened += Counter()  # without those that are closed
+            self._fresh()
+            if world.rank and self.passed.get(path, "") is not None:  # it may have been opened ahead of a message
+                self.passed[path] = "file"
+                self._below[os.path.dirname(path)].add(path)
             self.changed(path)
 
     def looks(self, path: str) -> None:

@@ -409,27 +409,3 @@ def test_methods_keep_their_class() -> None:
     net = ddp.wrap_model(module)
     assert isinstance(net.forward, types.MethodType)
     assert net(torch.ones(2, 4)).equal(module(torch.ones(2, 4)))
-
-
-class Collecting(nn.Module):
-    """Keeps what it has seen in a list, and something of another kind in another."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 2)
-        self.seen: list[Any] = []
-        self.sizes = [3, 2]
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.seen.append(x)
-        return self.layer(x)
-
-
-@on_ranks(2, each=["Collecting.seen"])
-def test_a_list_that_forwards_append_to_is_told_of_once() -> list[str]:
-    net = ddp.wrap_model(Collecting())
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for _ in range(5):
-            net(torch.ones(6, 3))
-    return [str(each.message).partition("appends to ")[2].partition(":")[0] for each in caught]
