@@ -52,7 +52,6 @@ class Birth:
         self.launched: Mapping[str, str] = {}
         self.device_ids: Any = None
         self.began_at = 0.0
-        self.at = ""  # the script's line of `setup`
         self.environment: dict[str, str] = {}
         self.command: list[str] = []
         self.folder = ""

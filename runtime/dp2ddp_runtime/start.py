@@ -75,7 +75,7 @@ def setup(
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if not isinstance(device_ids, str):
         birth.device_ids = device_ids
-    birth.launched, birth.at, birth.began_at = launched, place.line(), time.monotonic()
+    birth.launched, birth.began_at = launched, time.monotonic()
     if timeout is not None:
         hangs.state.timeout = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
     if PLACE in os.environ or launched or gpus.at_most() > 1:
@@ -84,8 +84,10 @@ def setup(
             top = top.f_back
         _begin(_command(top), init_method)
         if start == "now" and world.rank == 0 and not launched:
-            start_others(gpus.wanted(birth.device_ids))
-            birth.born["early"] = True
+            ids = gpus.wanted(birth.device_ids)
+            if len(ids) > 1:
+                start_others(ids)
+                birth.born["early"] = True
     if seed is not None:
         streams.seed_everything(seed)
 
@@ -136,7 +138,7 @@ def _join(own: Any, init_method: str | None) -> None:
     if world.rank == 0:
         streams.own_start()
         birth.born = {"states": streams.capture()}
-        tell("rank 0", [socket.gethostname(), os.getpid(), os.environ.get(gpus.VISIBLE)])
+        tell("rank 0", [socket.gethostname(), os.getpid()])
         return
     os.environ[OF] = str(os.getpid())
     birth.terminals = own["terminals"] if own else _given_anew() or quiet.terminals()
@@ -174,7 +176,7 @@ def _is_gone(at: Any) -> bool:
     """Whether rank 0's process, of which it has told, was on this machine and has ended."""
     if at is None or not os.path.isdir("/proc/self"):
         return False
-    machine, process, *_ = at[0]
+    machine, process = at[0]
     return bool(machine == socket.gethostname() and not os.path.exists(f"/proc/{process}"))
 
 
