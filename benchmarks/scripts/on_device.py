@@ -109,6 +109,12 @@ def be_one():
     world.groups = groups
 
 
+def drawn(rows, shape, dense, generator):
+    """A batch: inputs and classes."""
+    x = torch.randn(rows, *shape, generator=generator)
+    return x, torch.randint(10, (rows, *(shape[1:] if dense else ())), generator=generator)
+
+
 def train(case, amp, steps, batch_size, device, rows, wrap):
     """What a case comes to."""
     torch.manual_seed(0)
@@ -121,9 +127,9 @@ def train(case, amp, steps, batch_size, device, rows, wrap):
     scaler = torch.amp.GradScaler(device.type, enabled=amp == "float16" and device.type == "cuda")
     data = torch.Generator().manual_seed(1)
     losses, seconds = [], []
-    for _ in range(steps):
-        x = torch.randn(batch_size, *shape, generator=data)
-        y = torch.randint(10, (batch_size, *(shape[1:] if case == "segmentation" else ())), generator=data)
+    batches = [drawn(batch_size, shape, case == "segmentation", data) for _ in range(3)]  # more take longer than steps
+    for step in range(steps):
+        x, y = batches[step % 3]
         if device.type == "cuda":
             torch.cuda.synchronize()
         start = time.perf_counter()
