@@ -32,7 +32,9 @@ def test_training_with_an_empty_cache(warm: Warm, tmp_path: Path, where: str) ->
     plain = warm.start(write(tmp_path, BODY.format(model="ddp.wrap_model(net)"), "plain.py"), forked=True)
     assert plain.returncode == 0, plain.stderr
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
-    done = warm.start(write(tmp_path, BODY.format(model=where)), env=env, forked=True)
+    # Two ranks that compile take 15 s of a processor, and with other tests beside them minutes.
+    with warm.started(write(tmp_path, BODY.format(model=where)), env=env, forked=True) as started:
+        done = started.wait(timeout=280)
     assert done.returncode == 0, done.stderr
     assert done.stdout == plain.stdout
     assert len(plain.stdout.split()) == 6
