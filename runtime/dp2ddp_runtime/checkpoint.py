@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import functools
-import glob
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
 from typing import IO, Any, Callable, Union
 
 import torch
 from torch import nn
 
 from .acting import acting
-from .disk import disk
+from .disk import changing
+from .model import wrap_model
+from .rows import materialize
 from .whose import mode_of, ours
 from .world import world
 
-fcntl: Any = None
-with contextlib.suppress(ImportError):  # Windows
-    import fcntl
-
-_FULL = 1 << 16  # bytes that are left
 _save = torch.save
 
 File = Union[str, "os.PathLike[str]", IO[bytes]]
@@ -59,8 +52,6 @@ def saving(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _by_main(write: Callable[..., Any], obj: object, f: File, *args: Any, **kwargs: Any) -> None:
-    from .rows import materialize
-
     obj = materialize(obj)
     if not isinstance(f, (str, os.PathLike)):
         _save(obj, f, *args, **kwargs)
@@ -70,76 +61,33 @@ def _by_main(write: Callable[..., Any], obj: object, f: File, *args: Any, **kwar
         if mode_of() != "mute":
             write(obj, f, *args, **kwargs)
         return
-    disk.meets(path)
-    if world.rank:
-        if not os.path.isdir(os.path.dirname(path)):
-            folder = os.path.dirname(os.path.realpath(f) if write is _save_whole else os.fspath(f))
-            raise RuntimeError(f"Parent directory {folder} does not exist.")
-    else:
-        with acting("own"):
+    is_lost = world.rank and not os.path.isdir(os.path.dirname(path))
+    with changing({path: "file"}):
+        if not world.rank:
             write(obj, f, *args, **kwargs)
-    disk.ends(path, "file")
+        elif is_lost:
+            raise RuntimeError(f"Parent directory {os.path.dirname(os.path.realpath(f))} does not exist.")
 
 
 def _save_whole(obj: object, f: Any, *args: Any, **kwargs: Any) -> None:
     path, name = os.path.realpath(f), os.path.basename(f)
     folder = os.path.dirname(path)
-    is_ours = os.path.isfile(path) and os.access(path, os.W_OK)
-    if not os.access(folder, os.W_OK | os.X_OK) or (os.path.exists(path) and not is_ours):
+    is_file = os.path.isfile(path) and os.access(path, os.W_OK)
+    if not os.access(folder, os.W_OK | os.X_OK) or (os.path.exists(path) and not is_file):
         _save(obj, path, *args, **kwargs)  # into a device, or an error
         return
-    with _folder_beside(path, name) as beside:
-        new = os.path.join(beside, name)
-        try:
-            _save(obj, new, *args, **kwargs)
-        except (RuntimeError, OSError) as error:  # of a full disk torch says no more than that it couldn't write
-            if shutil.disk_usage(folder).free > _FULL:
-                raise
-            what = "dp2ddp: ddp.save has no room: the new file is written beside the old one, which stays whole"
-            raise OSError(errno.ENOSPC, what, path) from error
-        if is_ours:
+    with acting("own" if world.rank else ""):  # other ranks, which list the folder, are told that it isn't there
+        beside = tempfile.mkdtemp(prefix=f".{name[:60]}.", suffix=".tmp", dir=folder)
+    try:
+        new = os.path.join(beside, name)  # torch writes the file's name into the file
+        _save(obj, new, *args, **kwargs)
+        if is_file:
             shutil.copymode(path, new)
         with open(new, "rb") as file:
             os.fsync(file.fileno())
         os.replace(new, path)
-
-
-@contextlib.contextmanager
-def _folder_beside(path: str, name: str) -> Iterator[str]:
-    """A folder of the file's own, because torch writes the file's name into the file; without it afterwards.
-
-    What killed processes have left of such folders is removed: the system takes its locks away from whoever dies.
-    """
-    parent, prefix, suffix = os.path.dirname(path), f".{name[:60]}.", ".tmp"
-    for left in glob.glob(os.path.join(glob.escape(parent), f"{glob.escape(prefix)}????????{suffix}")):
-        with contextlib.suppress(OSError):
-            os.close(_lock(left, wait=False))
-            shutil.rmtree(left)
-    folder, lock = "", -1
-    while not os.path.exists(folder):  # another job may have taken it for one that was left
-        with acting(""):  # other ranks, which list the folder, are told that it isn't there
-            folder = tempfile.mkdtemp(prefix=prefix, suffix=suffix, dir=parent)
-        with contextlib.suppress(OSError):  # some file systems have no locks
-            lock = _lock(folder, wait=True)
-    try:
-        yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        if lock >= 0:
-            os.close(lock)
-
-
-def _lock(folder: str, wait: bool) -> int:
-    """An open file, as long as which no other process gets the folder's lock. OSError if another one has it."""
-    if fcntl is None:
-        raise OSError(errno.ENOTSUP, "no locks")
-    file = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(file)
-        raise
-    return file
+        shutil.rmtree(beside, ignore_errors=True)
 
 
 def load(f: File, *args: Any, **kwargs: Any) -> Any:
@@ -169,6 +117,4 @@ def loading(real: Callable[..., Any]) -> Callable[..., Any]:
 def _wrapped(value: Any) -> Any:
     if not isinstance(value, nn.DataParallel):
         return value
-    from .model import wrap_model
-
     return wrap_model(value.module, dim=getattr(value, "dim", 0))  # without CUDA it has none

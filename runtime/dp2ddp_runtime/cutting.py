@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from . import place
 from .gradients import ALONE, Copy, Layout, Take
-from .nesting import chunks, items, rebuilt, tensors
+from .nesting import chunks, items, nested, rebuilt, tensors
 from .rows import Rows, is_apart, whole
 from .world import world
 
@@ -54,7 +54,12 @@ class Cutter:
 
     def __init__(self, dim: int, replicas: int) -> None:
         self._dim, self._replicas = dim, replicas
-        self.calls = 0
+        self._calls = 0
+        # Of the latest call, as `Call` has them:
+        self._rows: int | None = None
+        self._sizes: tuple[int, ...] = ()
+        self._sources: list[Source] = []
+        self._seen: list[str] = []
         self._told: set[Any] = set()
         self._lists: dict[Any, bool] = {}  # by place: whether it has an entry a row
 
@@ -64,12 +69,11 @@ class Cutter:
         Tensors in tuples, lists and mappings are cut in `torch.chunk`'s sizes; so are lists and tuples that have as
         many entries as the batch has rows. All else goes to each replica as it is, as with `nn.DataParallel`.
         """
-        self.calls += 1
-        is_compared = self.calls <= _CHECKED or not self.calls & (self.calls - 1)
-        rows = self._rows((args, kwargs))
-        sizes = (1,) + (0,) * (world.size - 1) if rows is None else chunks(rows, self._replicas)
-        cutting = _Cutting(self, rows, sizes, is_compared)
-        own_args, own_kwargs = cutting.part((), args), cutting.part((), kwargs)
+        self._calls += 1
+        self._rows = rows = self._count((args, kwargs))
+        self._sizes = (1,) + (0,) * (world.size - 1) if rows is None else chunks(rows, self._replicas)
+        self._sources, self._seen = [], []
+        own_args, own_kwargs = self._part((), args), self._part((), kwargs)
         if rows is None:
             self.tell(
                 "whole",
@@ -78,9 +82,9 @@ class Cutter:
                 "rank computes all of it, and rank 0's output counts. To share the work, pass tensors, or lists with "
                 "an entry for each row",
             )
-        return Call(own_args, own_kwargs, sizes, rows, cutting.sources, cutting.seen)
+        return Call(own_args, own_kwargs, self._sizes, rows, self._sources, self._seen)
 
-    def _rows(self, arguments: Any) -> int | None:
+    def _count(self, arguments: Any) -> int | None:
         """How many rows the batch has: those of the first tensor; else the entries of lists that have as many."""
         scattered = _scattered(arguments)
         if any(isinstance(each, PackedSequence) for each in scattered):
@@ -93,8 +97,9 @@ class Cutter:
         counts = {len(each) for each in (*args, *kwargs.values()) if type(each) in (list, tuple) and len(each) > 1}
         return counts.pop() if len(counts) == 1 else None
 
-    def is_list_of_rows(self, path: Any, value: Any, rows: int | None) -> bool:
+    def _is_list_of_rows(self, path: Any, value: Any) -> bool:
         """Whether a list or tuple has an entry for each row. What was seen of a larger batch holds for smaller ones."""
+        rows = self._rows
         if type(value) not in (list, tuple) or rows is None:
             return False
         if path in self._lists:
@@ -114,47 +119,30 @@ class Cutter:
             self._told.add(key)
             place.warn(text)
 
-
-class _Cutting:
-    """One call's."""
-
-    def __init__(self, cutter: Cutter, rows: int | None, sizes: tuple[int, ...], is_compared: bool) -> None:
-        self._cutter, self._rows, self._sizes, self._is_compared = cutter, rows, sizes, is_compared
-        self._dim, self._replicas = cutter._dim, cutter._replicas
-        self.sources: list[Source] = []
-        self.seen: list[str] = []
-
-    def part(self, path: tuple[Any, ...], value: Any) -> Any:
+    def _part(self, path: tuple[Any, ...], value: Any) -> Any:
         """This rank's part of an argument, or of what is in one."""
         if isinstance(value, torch.Tensor):
             return self._tensor(path, value)
         if isinstance(value, PackedSequence):
             moved: Any = value.to(world.device)  # type: ignore[arg-type]
             return moved._replace(data=self._copied(whole(moved.data)))
-        if path and self._cutter.is_list_of_rows(path, value, self._rows):
+        if path and self._is_list_of_rows(path, value):
             rank = world.rank if self._sizes[world.rank] else 0
             mine = value[sum(self._sizes[:rank]) : sum(self._sizes[: rank + 1])]
-            self._look(f"{len(value)} entries")
-            return self._whole(mine)
+            self._look_at(f"{len(value)} entries")
+            return nested(lambda tensor: self._copied(whole(tensor)), mine)
         if isinstance(value, (tuple, list, Mapping)):
             inner = items(value) or {}
-            mapped = {key: self.part((*path, key), item) for key, item in inner.items()}
+            mapped = {key: self._part((*path, key), item) for key, item in inner.items()}
             return rebuilt(value, mapped) if mapped else value
         if isinstance(value, _PLAIN):
-            self._look(repr(value))
+            self._look_at(value)
         return value
-
-    def _whole(self, value: Any) -> Any:
-        """What every rank has all of, on this rank's device."""
-        if isinstance(value, torch.Tensor):
-            return self._copied(whole(value))
-        inner = items(value) if isinstance(value, (tuple, list, Mapping)) else None
-        return rebuilt(value, {key: self._whole(each) for key, each in inner.items()}) if inner else value
 
     def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.requires_grad and torch.is_grad_enabled():
             anchor, tensor = Copy.apply(ALONE, None, tensor)
-            self.sources.append(Source({tensor.grad_fn}, [anchor]))
+            self._sources.append(Source({tensor.grad_fn}, [anchor]))
         return self._moved(tensor)
 
     def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -170,35 +158,29 @@ class _Cutting:
         if sizes is None:
             self._look_at(tensor)
             return self._copied(whole(tensor))
-        if is_apart(tensor) and self._dim == 0 and tensor._sizes == sizes:  # type: ignore[attr-defined]
-            return self._deferred(tensor)
-        tensor = whole(tensor)
-        self._look_at(tensor)
-        layout = Layout(sizes, self._dim)
-        if tensor.requires_grad and torch.is_grad_enabled():
-            rows, anchor = Take.apply(tensor, layout)
-            self.sources.append(Source({rows.grad_fn}, [anchor]))
-            return self._moved(rows)
-        rows = layout.take(tensor)
+        batch: Any = tensor if is_apart(tensor) and not self._dim and tensor._sizes == sizes else None  # type: ignore[attr-defined]
+        if batch is None:
+            tensor = whole(tensor)
+            self._look_at(tensor)
+            if tensor.requires_grad and torch.is_grad_enabled():
+                taken, anchor = Take.apply(tensor, Layout(sizes, self._dim))
+                self._sources.append(Source({taken.grad_fn}, [anchor]))
+                return self._moved(taken)
+        rows = Layout(sizes, self._dim).take(tensor) if batch is None else batch._rows
         moved = self._moved(rows)
         # A copy: what the module does to its input must not make the ranks' batches differ.
-        return moved.clone() if moved is rows else moved
-
-    def _deferred(self, batch: Any) -> torch.Tensor:
-        own = batch._rows
-        moved = self._moved(own)
-        rows: torch.Tensor = moved.clone() if moved is own else moved
-        if rows.requires_grad:  # a large output of another model
+        own = moved.clone() if moved is rows else moved
+        if own.requires_grad:  # of a large output of another model
             batch._used = True
-            self.sources.append(Source({rows.grad_fn}, list(batch._anchors)))
-        return rows
+            self._sources.append(Source({own.grad_fn}, list(batch._anchors)))
+        return own
 
     def _of_other_rows(self, path: tuple[Any, ...], tensor: torch.Tensor) -> tuple[int, ...] | None:
         """The sizes in which a tensor is cut that has other rows than the batch; None if every rank has all of it."""
         assert self._rows is not None
         sizes = chunks(tensor.size(self._dim), self._replicas)
         is_cut = sum(map(bool, sizes)) == sum(map(bool, self._sizes))
-        self._cutter.tell(
+        self.tell(
             path,
             f"{place.line()} gives the wrapped model a batch of {self._rows} rows, and with it a tensor of shape "
             f"{list(tensor.shape)} (argument {'.'.join(map(str, path))}): "
@@ -210,15 +192,15 @@ class _Cutting:
 
     # ---- what has to be the same on all ranks ------------------------------------------------------------------------
 
-    def _look(self, text: str) -> None:
-        if self._is_compared:
-            self.seen.append(text)
-
-    def _look_at(self, tensor: torch.Tensor) -> None:
-        if self._is_compared and tensor.layout == torch.strided and not tensor.is_meta:
-            data = whole(tensor).detach()
+    def _look_at(self, value: Any) -> None:
+        if self._calls > _CHECKED and self._calls & (self._calls - 1):
+            return
+        if not isinstance(value, torch.Tensor):
+            self._seen.append(repr(value))
+        elif value.layout == torch.strided and not value.is_meta:
+            data = whole(value).detach()
             total = data.abs().double().sum() if data.is_complex() else data.double().sum()
-            self.seen.append(f"{list(data.shape)} {float(total)}")
+            self._seen.append(f"{list(data.shape)} {float(total)}")
 
 
 def _scattered(value: Any) -> list[Any]:

@@ -6,33 +6,33 @@ else the disk's. All that is known holds until the next message of the ranks: th
 
 - Nothing waits for an answer. What is read waits for those changes of it that this rank has passed.
 - What destroys waits, on rank 0, until the others have come to it: they may still read what is there. Before the first
-  wrap rank 0 is alone, and keeps open what it destroys.
+  wrap rank 0 is alone, and copies small files that it destroys.
 - A wait ends when the other rank is seen in a message: it has passed all that lies before.
 """
 
 from __future__ import annotations
 
-import errno
+import itertools
 import os
 import shutil
-import socket
 import stat
 import tempfile
 import threading
 import time
+import weakref
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Callable, NamedTuple
 
 from . import codec, place, told
+from .acting import acting
 from .world import PeerError, waiting, world
 
-_stat, _lstat, _open = os.stat, os.lstat, os.open  # the real ones
+_stat, _lstat = os.stat, os.lstat  # the real ones
 _FIRST_PAUSE, _LAST_PAUSE = 0.0002, 0.01  # seconds between two looks
 _LOOKS_FURTHER_AFTER = 0.5  # seconds
-_KEPT = 64  # files
-_COPIED = 64 << 20  # bytes of a file that is written over
+_COPIED = 64 << 20  # bytes of all files that rank 0 destroys before the first wrap
 #: Changes of which nobody knows which files they are about (`main_only`): of everything.
 EVERYTHING = os.path.abspath(os.sep)
 
@@ -90,7 +90,7 @@ class Disk:
         self.is_used = False  # whether this process is, or may become, one of several ranks
         self._count = 0  # the message since which the following holds
         self._is_heard = False  # whether there is somebody to hear rank 0
-        self._all_told = False  # before the first wrap: whether rank 0 stands in it, and what it has told is here
+        self._all_told = False  # whether rank 0 stands in the first wrap, and what it has told is here
         self._log = Log("files")
         self._logs: dict[int, Log] = {}
         self._opened: Counter[str] = Counter()  # files that are open for writing
@@ -106,41 +106,45 @@ class Disk:
         self._destroyed: Counter[str] = Counter()  # how often this rank has come to what destroys a path
         self._arrived: Counter[tuple[int, str]] = Counter()  # the same of other ranks
         self._raw: set[str] = set()  # opened by `os.open`: nobody sees the end of that
-        self._kept: dict[tuple[str, int], str | None] = {}  # what rank 0 has destroyed, by how often before
-        self._held: list[int] = []  # descriptors of these
+        self._kept: dict[tuple[str, int], str] = {}  # copies of what rank 0 has destroyed, by how often before
+        self._room = _COPIED
+        self._clear: Any = None  # removes the copies
 
-    def _fresh(self) -> None:
-        if self._count != world.count:
-            for descriptor in self._held:
-                os.close(descriptor)
-            self._begin()
-            self._count = world.count
+    @contextmanager
+    def _now(self) -> Iterator[None]:
+        """Around what asks or changes what is known, which ends with each message."""
+        with self._lock:
+            if self._count != world.count:
+                if self._clear:
+                    self._clear()
+                self._begin()
+                self._count = world.count
+            yield
 
     # -- what both sides do around a change ------------------------------------------------------------------------
 
-    def begins(self, path: str, destroys: bool, in_place: bool = False) -> None:
-        """Ahead of a change. With `destroys`, what is there can be read no more; `in_place`, not by who has it open."""
-        with self._lock:
-            self._fresh()
+    def begins(self, path: str, destroys: bool) -> None:
+        """Ahead of a change. With `destroys`, what is there can be read no more."""
+        with self._now():
             number = self._destroyed[path] = self._destroyed[path] + destroys
             if world.rank:
                 return
-            known = self._was.setdefault(path, [])
+            known, now = self._was.setdefault(path, []), _described(path)
             if not known or known[-1][0] != self.programs:
-                known.append((self.programs, _described(path)))
+                known.append((self.programs, now))
                 self._tell("was", path, known[-1])
-            if not destroys or not _is_there(path):
+            if not destroys or now is None:
                 return
             if world.groups is None:
-                self._keep(path, number - 1, in_place)
-        if world.groups is not None:
-            self._let_come(path, number)
+                self._keep(path, number - 1)
+                return
+        self._let_come(path, number)
 
     def arrives(self, path: str) -> None:
         """On another rank: it has come to what destroys a path, and is done with what is there."""
         if world.rank and world.groups is not None:
             with self._lock:
-                self._own_log().write([path])
+                self._log_of(world.rank).write([path])
 
     def meets(self, path: str) -> None:
         """Both, where another rank has nothing to look at in between."""
@@ -148,10 +152,9 @@ class Disk:
         self.arrives(path)
 
     def ends(self, path: str, kind: str | None) -> None:
-        """Behind a change: what is there now."""
-        with self._lock:
-            self._fresh()
-            if world.rank:
+        """Behind a change: what is there now; "same" is what was there."""
+        with self._now():
+            if world.rank and kind != "same":
                 for each in [p for p in self.passed if p.startswith(path + os.sep)] if kind != "dir" else ():
                     del self.passed[each]
                 self.passed[path] = kind
@@ -160,16 +163,14 @@ class Disk:
 
     def changed(self, path: str) -> None:
         """A change of which others may wait for the end."""
-        with self._lock:
-            self._fresh()
+        with self._now():
             self._done[path] += 1
             if not world.rank:
-                self._tell("done", path, None)
+                self._tell("done", path, 1)
 
     def opens(self, path: str, raw: bool = False) -> None:
         """A file is open for writing from now on; `closes` ends that, but for a `raw` descriptor."""
         with self._lock:
-            self.ends(path, "file")
             if raw:
                 self._raw.add(path)
             else:
@@ -178,34 +179,28 @@ class Disk:
     def closes(self, path: str) -> None:
         if os.getpid() != world.pid:
             return
-        with self._lock:
+        with self._now():
             self._opened[path] -= 1
             self._opened += Counter()  # without those that are closed
-            self._fresh()
-            if world.rank and self.passed.get(path, "") is not None:  # it may have been opened ahead of a message
-                self.passed[path] = "file"
-                self._below[os.path.dirname(path)].add(path)
-            self.changed(path)
+            is_gone = self.passed.get(path, "") is None
+            self.ends(path, "same" if is_gone else "file")  # it may have been opened ahead of a message
 
     def looks(self, path: str) -> None:
         """Ahead of a look at a path: where it is still open for writing, rank 0 tells that it has come here."""
         if self._opened or self._raw:
-            with self._lock:
-                self._fresh()
+            with self._now():
                 if path in self._opened or path in self._raw:
                     self.changed(path)
 
     def ran(self) -> int:
         """Rank 0 has run what isn't seen. What others know ends there, when they have heard of it (`heard_of`)."""
-        with self._lock:
-            self._fresh()
+        with self._now():
             self.programs += 1
             return self.programs
 
     def heard_of(self, programs: int, count: int) -> None:
         """What rank 0's `ran` gave, and its number of messages then: it has done all that this rank has passed."""
-        with self._lock:
-            self._fresh()
+        with self._now():
             if count == world.count:
                 self.programs, self.passed = programs, {}
 
@@ -213,40 +208,41 @@ class Disk:
 
     def _tell(self, what: str, path: str, value: Any) -> None:
         if self._is_heard or world.groups is not None:
-            self._log.write([what, path, value])
+            self._log.write([[what, path, value]])
 
     def hand_over(self) -> None:
         """There is somebody to hear what was recorded so far."""
         self._is_heard = True
-        was = [[path, *each] for path, known in self._was.items() for each in known]
-        kept = [[path, number, where] for (path, number), where in self._kept.items()]
-        told.tell("disk", [was, list(self._done.items()), kept])
+        was = [["was", path, each] for path, known in self._was.items() for each in known]
+        kept = [["kept", path, [number, where]] for (path, number), where in self._kept.items()]
+        self._log.write([*was, *(["done", path, number] for path, number in self._done.items()), *kept])
 
-    def _keep(self, path: str, number: int, in_place: bool) -> None:
-        """What another rank will read, which isn't there yet: as an open file of this process."""
-        if not stat.S_ISREG(_stat(path).st_mode if _is_there(path, _stat) else 0):
-            return
-        where = None
-        with suppress(OSError):
-            if len(self._held) < _KEPT and _is_there("/proc/self/fd"):
-                if not in_place:
-                    descriptor = _open(path, os.O_RDONLY)
-                elif _stat(path).st_size <= _COPIED:
-                    descriptor = _copy(path)
-                else:
-                    raise OSError(errno.EFBIG, "too large", path)
-                self._held.append(descriptor)
-                where = f"{socket.gethostname()}:/proc/{os.getpid()}/fd/{descriptor}"
-        self._kept[path, number] = where
-        self._tell("kept", path, [number, where])
+    def _keep(self, path: str, number: int) -> None:
+        """What another rank will read, which isn't there yet: a copy of it, as long as there is room for it."""
+        with acting("own"):
+            if not os.path.isfile(path):
+                return
+        if self._clear is None:
+            self._copies = tempfile.mkdtemp(prefix="dp2ddp-")
+            self._clear = weakref.finalize(self, shutil.rmtree, self._copies, ignore_errors=True)
+        copy = os.path.join(self._copies, f"{len(self._kept)}")
+        with acting("own"), suppress(OSError):
+            if os.path.getsize(path) <= self._room:
+                self._room -= os.path.getsize(path)
+                shutil.copyfile(path, copy + "~")
+                os.replace(copy + "~", copy)
+        self._kept[path, number] = copy
+        self._tell("kept", path, [number, copy])
+
+    def _log_of(self, rank: int) -> Log:
+        return self._logs.setdefault(rank, Log(f"files{rank}"))
 
     def _let_come(self, path: str, number: int) -> None:
         for rank in range(1, world.size):
 
             def has_come(rank: int = rank) -> bool:
                 with self._lock:
-                    log = self._logs.setdefault(rank, Log(f"files{rank}"))
-                    for (each,) in log.read():
+                    for (each,) in self._log_of(rank).read():
                         self._arrived[rank, each] += 1
                     return self._arrived[rank, path] >= number
 
@@ -254,39 +250,20 @@ class Disk:
 
     # -- the others --------------------------------------------------------------------------------------------------
 
-    def _own_log(self) -> Log:
-        return self._logs.setdefault(world.rank, Log(f"files{world.rank}"))
-
     def _hear(self) -> None:
         """Take what rank 0 has told by now."""
-        with self._lock:
-            self._fresh()
+        with self._now():
             if self._all_told and world.groups is None:
                 return
-            if world.groups is None:
-                stands = _Seen(0)()
-                self._hear_recorded()
-                self._all_told = stands
-            for what, path, value in self._log.read():
+            self._all_told = world.groups is None and told.has("folder")  # asked ahead of what follows
+            for what, path, value in [each for entry in self._log.read() for each in entry]:
                 if what == "done":
-                    self._theirs[path] += 1
-                elif what == "was":
-                    self._set_was(path, *value)
-                else:
+                    self._theirs[path] += value
+                elif what == "kept":
                     self._kept[path, value[0]] = value[1]
-
-    def _hear_recorded(self) -> None:
-        recorded = told.told("disk")
-        if recorded is not None and not self._was and not self._kept:
-            was, done, kept = recorded[0]
-            for path, number, value in was:
-                self._set_was(path, number, value)
-            self._theirs.update(dict(done))
-            self._kept.update({(path, number): where for path, number, where in kept})
-
-    def _set_was(self, path: str, number: int, value: Any) -> None:
-        self._was.setdefault(path, []).append((number, value))
-        self._below[os.path.dirname(path)].add(path)
+                else:
+                    self._was.setdefault(path, []).append(value)
+                    self._below[os.path.dirname(path)].add(path)
 
     def _first_told(self, path: str) -> Any:
         """What was there before rank 0's first change since this rank's place; `...` if it has told of none."""
@@ -298,44 +275,40 @@ class Disk:
         Args:
             waits: until rank 0 has done those changes of it that this rank has passed, for who reads what is there.
         """
-        with self._lock:
-            self._fresh()
-            chain = [*_chain(path)]
-            nearest = next((n for n, each in enumerate(chain) if each in self.passed), len(chain))
-            passed = self.passed.get(chain[nearest]) if nearest < len(chain) else ""
+        with self._now():
+            nearest = next((each for each in chain(path) if each in self.passed), "")
+            passed = self.passed.get(nearest, "")
         if passed is None:
             return Found("passed")  # removed, or with the folder in which it was
         if waits:
             self.settle(EVERYTHING)
-        if nearest < len(chain) and (waits or nearest):
-            self.settle(chain[nearest])
-        if not nearest:
+        if nearest and (waits or nearest != path):
+            self.settle(nearest)
+        if nearest == path:
             return Found("passed", passed)
         self._hear()
         with self._lock:
-            for each in chain[:nearest]:
+            for each in itertools.takewhile(lambda each: each != nearest, chain(path)):
                 was = self._first_told(each)
                 if was is not ... and (each == path or was is None):
                     return Found("was", was)
         return Found("disk")
 
-    def version(self, path: str) -> str:
-        """Where the content of a file lies, as of now, that rank 0 has changed since, before the first wrap.
+    def version(self, path: str, passed: int = 0) -> str:
+        """Where the content of a file lies, as it was before the last `passed` changes of this rank's.
 
         Raises:
             RuntimeError: it isn't there any more.
         """
-        if world.groups is not None:
-            return path
-        with self._lock:
-            where = self._kept.get((path, self._destroyed[path]), ":" + path)
-        machine, _, found = (where or "").partition(":")
-        if where is None or (machine and machine != socket.gethostname()):
-            raise RuntimeError(
-                f"dp2ddp: {path} is read at {place.line()}, and rank 0 has removed or overwritten it since, before the "
-                "first wrap: start again (what was made is there now), or keep the file until the model is wrapped"
-            )
-        return found
+        kept = None if world.groups is not None else self._kept.get((path, self._destroyed[path] - passed))
+        with acting("own"):
+            if kept and not os.path.exists(kept):
+                raise RuntimeError(
+                    f"dp2ddp: {path} is read at {place.line()}, and rank 0 has removed or overwritten it since, before "
+                    "the first wrap: start again (what was made is there now), or keep the file until the model is "
+                    "wrapped"
+                )
+        return kept or path
 
     def listing(self, path: str) -> tuple[set[str], set[str]]:
         """Names below a folder that are there, and those that aren't, whatever the disk says. Waits as a read does."""
@@ -381,18 +354,12 @@ class _Seen:
         if time.monotonic() < self._next:
             return False
         self._next = time.monotonic() + _LOOKS_FURTHER_AFTER
-        return self._tells()
-
-    def _tells(self) -> bool:
-        """As `hangs` has it, of ranks on other machines, and of other collectives."""
-        if not told.has(f"state{self._rank}"):
-            return False
-        state = codec.decode(world.store.get(f"state{self._rank}"))
-        before, self._turn = self._turn, state["turn"]
-        if state["left"]:
-            return True
-        waits = state["waits"] and not (self._rank == 0 and state["waits"].startswith("rank "))
-        return bool(waits and 0 <= before < self._turn)
+        # As `hangs` has it, of ranks on other machines, and of other collectives.
+        for state in told.told(f"state{self._rank}") or ():
+            before, self._turn = self._turn, state["turn"]
+            waits = state["waits"] and not (self._rank == 0 and state["waits"].startswith("rank "))
+            return bool(state["left"] or (waits and 0 <= before < self._turn))
+        return False
 
 
 def wait_or_see(done: Callable[[], bool], rank: int, what: str) -> bool:
@@ -418,20 +385,32 @@ def wait_or_see(done: Callable[[], bool], rank: int, what: str) -> bool:
         raise PeerError(f"rank 0 has ended, and rank {world.rank} waited for {what} at {place.line()}") from error
 
 
-def _chain(path: str) -> Iterator[str]:
+@contextmanager
+def changing(kinds: Mapping[str, str | None]) -> Iterator[None]:
+    """Around a change of paths: rank 0 makes it, and the others look in here whether they could.
+
+    Args:
+        kinds: what is there then: "file", "dir", "tree" (which of them isn't known), None; "same" is what was there.
+    """
+    for path, kind in kinds.items():
+        disk.begins(path, destroys=kind != "same")
+    try:
+        with acting("own"):
+            yield
+    finally:
+        for path, kind in kinds.items():
+            if kind != "same":
+                disk.arrives(path)
+    for path, kind in kinds.items():
+        disk.ends(path, kind)
+
+
+def chain(path: str) -> Iterator[str]:
     """A path, and the folders in which it is, from within."""
     yield path
     while (up := os.path.dirname(path)) != path:
         yield up
         path = up
-
-
-def _is_there(path: str, ask: Callable[[str], Any] = _lstat) -> bool:
-    try:
-        ask(path)
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 def _described(path: str) -> Any:
@@ -446,11 +425,3 @@ def _described(path: str) -> Any:
         with suppress(OSError):
             target = _stat(path)
     return [each and each.__reduce__()[1] for each in (link, target)]
-
-
-def _copy(path: str) -> int:
-    """A descriptor of an unlinked copy."""
-    with tempfile.TemporaryFile() as copy, os.fdopen(_open(path, os.O_RDONLY), "rb") as file:
-        shutil.copyfileobj(file, copy)
-        copy.flush()
-        return os.dup(copy.fileno())

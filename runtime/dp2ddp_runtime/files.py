@@ -14,6 +14,7 @@ import builtins
 import errno
 import functools
 import io
+import itertools
 import os
 import pathlib
 import shutil
@@ -22,17 +23,16 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable
 
 import torch
 from torch.utils.data import get_worker_info
 
 from . import checkpoint, programs, sinks
-from .acting import acting
 from .acting import mode as acting_as
 from .checkpoint import load as load
 from .checkpoint import save as save
-from .disk import Found, disk
+from .disk import Found, changing, disk
 from .main_only import broadcast as broadcast
 from .main_only import main_first as main_first
 from .main_only import main_only as main_only
@@ -89,35 +89,34 @@ def _lstat(path: Any, *, dir_fd: int | None = None) -> os.stat_result:
 
 
 def _stat_of(path: str, real: Callable[[], os.stat_result], follows: bool) -> os.stat_result:
-    disk.looks(path)
-    if not world.rank or mode_of():
-        return real()
-    first: Any = None
-    try:
-        first = real()
-    except (OSError, ValueError) as error:
-        first = error
-    found = disk.look(path)
+    first, found = _asked(path, real)
     if found.is_absent or (found.how == "was" and found.value[follows] is None):
         raise _absent(path)
     if found.how == "was":
         return os.stat_result(*found.value[follows])
     if found.how == "passed":
-        return _made(path, real, found)
+        try:
+            return real()
+        except FileNotFoundError:  # rank 0 has removed it since, or hasn't come here, where the ranks differ
+            if found.value == "tree":
+                raise
+            mode = (stats.S_IFDIR | 0o755) if found.value == "dir" else (stats.S_IFREG | 0o644)
+            return os.stat_result((mode, 0, 0, 1, os.getuid(), os.getgid(), 0, 0, 0, 0))
     if isinstance(first, Exception):
         raise first
     return first  # type: ignore[no-any-return]
 
 
-def _made(path: str, real: Callable[[], os.stat_result], found: Found) -> os.stat_result:
-    """Of what this rank has passed; rank 0 may not have come to it, where the ranks differ in what they do."""
+def _asked(path: str, real: Callable[[], Any]) -> tuple[Any, Found]:
+    """What the disk gives, or its error, and what is known: in this order, as rank 0 tells ahead of what it does."""
+    disk.looks(path)
+    if not world.rank or mode_of():
+        return real(), Found("disk")
     try:
-        return real()
-    except FileNotFoundError:
-        if found.value == "tree":
-            raise
-        mode = (stats.S_IFDIR | 0o755) if found.value == "dir" else (stats.S_IFREG | 0o644)
-        return os.stat_result((mode, 0, 0, 1, os.getuid(), os.getgid(), 0, 0, 0, 0))
+        first: Any = real()
+    except (OSError, ValueError) as error:
+        first = error
+    return first, disk.look(path)
 
 
 @functools.wraps(os.access)
@@ -141,85 +140,29 @@ def _chdir(path: Any) -> None:
         # Rank 0's clock has named it, or its process number: at the wrap all go where rank 0 is.
 
 
-@functools.wraps(os.listdir)
-def _listdir(path: Any = None) -> list[Any]:
-    whole = ours("." if path is None else path)
-    if whole is None or not world.rank or mode_of():
-        return _real_listdir(path)
-    names: Any = _names(whole, lambda: dict.fromkeys(_real_listdir(whole)))
-    return [*map(os.fsencode, names)] if isinstance(path, bytes) else [*names]
-
-
-def _names(path: str, real: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `real` has, without what isn't there yet, and with what is there for this rank."""
-    if disk.look(path).is_absent:
-        raise _absent(path)
-    before = disk.listing(path)  # waits for what this rank has passed
-    try:
-        names = real()
-    except FileNotFoundError:
-        if not before[0] and _kind(path) != "dir":
-            raise
-        names = {}
-    there, gone = disk.listing(path)  # rank 0 tells ahead of what it does: so this comes last
-    for name in gone:
-        names.pop(name, None)
-    for name in sorted(there - names.keys()):
-        names[name] = None
-    return names
-
-
 class Entry:
-    """An `os.DirEntry` of what is there for this rank and not on the disk."""
+    """What of an `os.DirEntry` is asked for, of what was there for this rank and isn't on the disk any more."""
 
     def __init__(self, name: str, path: str) -> None:
         self.name, self.path = name, path
-
-    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        return os.path.isdir(self.path)
-
-    def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        return os.path.isfile(self.path)
-
-    def is_symlink(self) -> bool:
-        return os.path.islink(self.path)
-
-    def is_junction(self) -> bool:
-        return False
-
-    def inode(self) -> int:
-        return self.stat().st_ino
-
-    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        return os.stat(self.path, follow_symlinks=follow_symlinks)
+        self.is_dir = lambda **_: os.path.isdir(path)
+        self.is_file = lambda **_: os.path.isfile(path)
+        self.is_symlink = lambda: os.path.islink(path)
+        self.stat = functools.partial(os.stat, path)
 
     def __fspath__(self) -> str:
         return self.path
 
-    def __repr__(self) -> str:
-        return f"<DirEntry {self.name!r}>"
 
-
-class Entries:
+class Entries(itertools.chain[Any]):
     """What `os.scandir` gives, of a list."""
-
-    def __init__(self, entries: list[Any]) -> None:
-        self._left = iter(entries)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        return next(self._left)
 
     def __enter__(self) -> Entries:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, *error: object) -> None: ...
 
-    def close(self) -> None:
-        self._left = iter(())
+    close = __exit__
 
 
 @functools.wraps(os.scandir)
@@ -228,13 +171,28 @@ def _scandir(path: Any = None) -> Any:
     if whole is None or not world.rank or mode_of() or isinstance(path, bytes):
         return _real_scandir(path)
     given = "." if path is None else os.fspath(path)
-
-    def real() -> dict[str, Any]:
+    if disk.look(whole).is_absent:
+        raise _absent(given)
+    before, _ = disk.listing(whole)  # waits for what this rank has passed
+    names: dict[str, Any] = {}
+    try:
         with _real_scandir(given) as found:
-            return {each.name: each for each in found}
+            names.update((each.name, each) for each in found)
+    except FileNotFoundError:
+        if not before and _kind(whole) != "dir":
+            raise
+    there, gone = disk.listing(whole)  # rank 0 tells ahead of what it does: so this comes last
+    left = [Entry(name, os.path.join(given, name)) for name in sorted(there - names.keys())]
+    return Entries([*(each for name, each in names.items() if name not in gone), *left])
 
-    names = _names(whole, real)
-    return Entries([each or Entry(name, os.path.join(given, name)) for name, each in names.items()])
+
+@functools.wraps(os.listdir)
+def _listdir(path: Any = None) -> list[Any]:
+    if not world.rank or mode_of() or ours("." if path is None else path) is None:
+        return _real_listdir(path)
+    with _scandir(path and os.fsdecode(path)) as found:
+        names = [each.name for each in found]
+    return [*map(os.fsencode, names)] if isinstance(path, bytes) else names
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------
@@ -242,6 +200,8 @@ def _scandir(path: Any = None) -> Any:
 
 @functools.wraps(builtins.open)
 def _opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+    if getattr(kwargs.get("opener"), "__module__", "") == "pathlib":  # before Python 3.10
+        del kwargs["opener"]
     by_opener = kwargs.get("opener") is not None or len(args) > 5  # whose `os.open` comes through its own door
     whole = None if by_opener or not isinstance(mode, str) else ours(file)
     if whole is None:
@@ -251,19 +211,15 @@ def _opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
     if not set(mode) & set("wax+"):
         return _for_reading(whole, file, lambda path: _real_open(path, mode, *args, **kwargs))
     if mode_of() == "mute":
-        return sinks.nowhere(file, mode, *args, **_without_opener(kwargs))
-    disk.begins(whole, destroys=True, in_place=True)
-    if world.rank:
-        try:
-            _check_writable(whole, file, new="x" in mode, there="r" in mode)
+        return sinks.nowhere(file, mode, *args, **kwargs)
+    with changing({whole: "file"}):
+        if world.rank:
+            _check(whole, file, new="x" in mode, there="r" in mode, is_file=True)
             if "r" in mode or "a" in mode:
                 disk.look(whole)
-            with acting("own"):
-                made = sinks.nowhere(file, mode, *args, **_without_opener(kwargs))
-        finally:
-            disk.arrives(whole)
-    else:
-        made = _real_open(file, mode, *args, **kwargs)
+            made = sinks.nowhere(file, mode, *args, **kwargs)
+        else:
+            made = _real_open(file, mode, *args, **kwargs)
     disk.opens(whole)
     sinks.on_close(made, functools.partial(disk.closes, whole))
     return made
@@ -272,39 +228,29 @@ def _opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
 _opened.__module__, _opened.__qualname__ = "builtins", "open"
 
 
-def _without_opener(kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in kwargs.items() if name not in ("opener", "closefd")}
-
-
 def _for_reading(whole: str, path: Any, real: Callable[[Any], Any]) -> Any:
-    disk.looks(whole)
+    first, found = _asked(whole, lambda: real(path))
     if not world.rank or mode_of():
-        return real(path)
-    first: Any = None
-    try:
-        first = real(path)
-    except OSError as error:
-        first = error
-    found = disk.look(whole)
-    if isinstance(first, Exception) or found.is_absent or found.how == "passed" or world.groups is None:
-        if not isinstance(first, Exception):
-            os.close(first) if isinstance(first, int) else first.close()
-        if found.is_absent:
-            raise _absent(path)
-        version = disk.version(whole)
-        return real(path if version == whole else version)
-    return first
-
-
-def _check_writable(whole: str, path: Any, new: bool = False, there: bool = False) -> None:
-    """Raise what rank 0's disk does. With `new` it must not be there, with `there` it must."""
-    kind = _kind(whole)
-    if kind is not None and new:
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-    if kind == "dir":
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    if kind is None and (there or _kind(os.path.dirname(whole)) is None):
+        return first
+    if not isinstance(first, Exception):
+        if not found.is_absent and found.how != "passed" and world.groups is not None:
+            return first
+        os.close(first) if isinstance(first, int) else first.close()
+    if found.is_absent:
         raise _absent(path)
+    version = disk.version(whole)
+    return real(path if version == whole else version)
+
+
+def _check(path: str, given: Any, new: bool = False, there: bool = False, is_file: bool = False) -> None:
+    """Raise what rank 0's disk does. With `new` nothing must be at the path, with `there` something."""
+    kind = _kind(path)
+    if kind is not None and new:
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), given)
+    if kind == "dir" and is_file:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), given)
+    if kind is None and (there or _kind(os.path.dirname(path)) is None):
+        raise _absent(given)
 
 
 @functools.wraps(os.open)
@@ -319,19 +265,15 @@ def _open_descriptor(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | 
         return int(_for_reading(whole, path, lambda found: _real_os_open(found, flags, mode, dir_fd=dir_fd)))
     if mode_of() == "mute":
         return sinks.descriptor()
-    disk.begins(whole, destroys=True, in_place=True)
-    if world.rank:
-        try:
-            _check_writable(whole, path, bool(flags & os.O_EXCL), not flags & os.O_CREAT)
+    with changing({whole: "file"}):
+        if world.rank:
+            _check(whole, path, bool(flags & os.O_EXCL), not flags & os.O_CREAT, is_file=True)
             keeps = not flags & os.O_TRUNC
             if keeps:
                 disk.look(whole)
-            with acting("own"):
-                made = sinks.descriptor(path if keeps else None)
-        finally:
-            disk.arrives(whole)
-    else:
-        made = _real_os_open(path, flags, mode, dir_fd=dir_fd)
+            made = sinks.descriptor(path if keeps else None)
+        else:
+            made = _real_os_open(path, flags, mode, dir_fd=dir_fd)
     disk.opens(whole, raw=True)
     return made
 
@@ -339,113 +281,62 @@ def _open_descriptor(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | 
 # ---- changes -------------------------------------------------------------------------------------------------------
 
 
-class Change(NamedTuple):
-    """What a function changes, by the places of its paths; -1 for none.
-
-    Args:
-        needs: what must be there, `new`: what must not.
-        removes, makes: what it takes away, and what is there then, of which kind; `touches`: what stays what it is.
-    """
-
-    names: tuple[str, ...]
-    needs: int = -1
-    new: int = -1
-    removes: int = -1
-    makes: int = -1
-    touches: int = -1
-    kind: str = "file"
-
-
-_PATH, _BOTH = ("path",), ("src", "dst")
-_CHANGES: dict[str, Change] = {
-    "os.mkdir": Change(_PATH, new=0, makes=0, kind="dir"),
-    "os.remove": Change(_PATH, needs=0, removes=0),
-    "os.unlink": Change(_PATH, needs=0, removes=0),
-    "os.rmdir": Change(_PATH, needs=0, removes=0),
-    "os.rename": Change(_BOTH, needs=0, removes=0, makes=1, kind="tree"),
-    "os.replace": Change(_BOTH, needs=0, removes=0, makes=1, kind="tree"),
-    "os.symlink": Change(_BOTH, new=1, makes=1, kind="tree"),
-    "os.truncate": Change(_PATH, needs=0, makes=0),
-    "os.utime": Change(_PATH, needs=0, touches=0),
-    "os.chmod": Change(_PATH, needs=0, touches=0),
-    "shutil.rmtree": Change(_PATH, needs=0, removes=0),
-    "shutil.copyfile": Change(_BOTH, needs=0, makes=1),
-    "shutil.copystat": Change(_BOTH, touches=1),
+#: What functions make of the paths that they are given (`changing`); "read" is only read, "new" must not be there.
+_CHANGES: dict[str, tuple[str | None, ...]] = {
+    "os.mkdir": ("dir",),
+    "os.remove": (None,),
+    "os.unlink": (None,),
+    "os.rmdir": (None,),
+    "os.rename": (None, "tree"),
+    "os.replace": (None, "tree"),
+    "os.symlink": ("text", "new"),
+    "os.truncate": ("file",),
+    "os.utime": ("same",),
+    "os.chmod": ("same",),
+    "shutil.rmtree": (None,),
+    "shutil.copyfile": ("read", "file"),
+    "shutil.copystat": ("read", "same"),  # with what os has no function for, such as SELinux's
 }
-_FOLDERS = {("path",): ("dir_fd",), ("src", "dst"): ("src_dir_fd", "dst_dir_fd")}
 
 
 def _changing(name: str, real: Any) -> Any:
     """What stands in the place of a function that changes the disk."""
-    change = _CHANGES[name]
+    kinds = _CHANGES[name]
+    names = ("src", "dst") if len(kinds) > 1 else ("path",)
 
     @functools.wraps(real)
     def function(*args: Any, **kwargs: Any) -> Any:
         if name == "os.mkdir" and args and is_by_tempfile(sys._getframe(1)):
             take_as_own(args[0])
-        given = [args[n] if n < len(args) else kwargs.get(key) for n, key in enumerate(change.names)]
-        folders = [kwargs.get("dir_fd", kwargs.get(key)) for key in _FOLDERS[change.names]]
-        paths = [ours(path, folder) for path, folder in zip(given, folders)]
-        if name in ("os.symlink", "shutil.copyfile"):  # of these the other path is only read
-            paths[0] = ours(given[0]) if paths[1] is not None and name != "os.symlink" else None
-        if not any(paths):
+        given = [args[n] if n < len(args) else kwargs.get(key) for n, key in enumerate(names)]
+        paths = [ours(path, kwargs.get("dir_fd", kwargs.get(f"{key}_dir_fd"))) for path, key in zip(given, names)]
+        about = [(kind, path, asked) for kind, path, asked in zip(kinds, paths, given) if path and kind != "text"]
+        changes = {path: "tree" if kind == "new" else kind for kind, path, _ in about if kind != "read"}
+        if not changes:
             return real(*args, **kwargs)
+        result = given[-1] if name == "shutil.copyfile" else None
         if mode_of() == "mute":
-            return given[-1] if name == "shutil.copyfile" else None
-        for place in (change.removes, change.makes, change.touches):
-            if place >= 0 and paths[place]:
-                disk.begins(str(paths[place]), place != change.touches, name == "os.truncate")
-        if world.rank:
-            try:
-                _check(
-                    change, paths, given, name == "shutil.rmtree" and (kwargs.get("ignore_errors") or True in args[1:2])
-                )
-                _keep_own(change, paths, given)
-            finally:
-                for place in {change.removes, change.makes} - {-1}:
-                    disk.arrives(str(paths[place])) if paths[place] else None
-            result = given[-1] if name == "shutil.copyfile" else None
-        else:
-            with acting("own"):
-                result = real(*args, **kwargs)
-        _note(change, paths)
+            return result
+        is_lenient = name == "shutil.rmtree" and (kwargs.get("ignore_errors") or True in args[1:2])
+        with changing(changes):
+            if not world.rank:
+                return real(*args, **kwargs)
+            for kind, path, asked in about if not is_lenient else ():
+                _check(path, asked, kind in ("dir", "new"), kind in (None, "same", "read"), name == "shutil.copyfile")
+            if name in ("os.rename", "os.replace"):
+                _move_own(*given, *paths)
         return result
 
     return function
 
 
-def _check(change: Change, paths: list[str | None], given: list[Any], is_lenient: Any = False) -> None:
-    """Raise what rank 0's disk does."""
-    if is_lenient:
-        return
-    if change.needs >= 0 and paths[change.needs] and _kind(str(paths[change.needs])) is None:
-        raise _absent(given[change.needs])
-    if change.new >= 0 and paths[change.new] and _kind(str(paths[change.new])) is not None:
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), given[change.new])
-    target = paths[change.makes] if change.makes >= 0 else None
-    if target and _kind(os.path.dirname(target)) is None:
-        raise _absent(given[change.makes])
-
-
-def _keep_own(change: Change, paths: list[str | None], given: list[Any]) -> None:
+def _move_own(src: Any, dst: Any, from_ours: str | None, to_ours: str | None) -> None:
     """On another rank: what is moved between the script's files and its own."""
-    if change.removes < 0 or change.makes < 0:
-        return
-    with acting("own"):
-        if not paths[0] and os.path.lexists(given[0]):
-            shutil.rmtree(given[0]) if os.path.isdir(given[0]) else os.remove(given[0])
-        elif paths[0] and not paths[1]:
-            disk.look(paths[0])
-            shutil.copyfile(given[0], given[1])
-
-
-def _note(change: Change, paths: list[str | None]) -> None:
-    if change.removes >= 0 and paths[change.removes]:
-        disk.ends(str(paths[change.removes]), None)
-    if change.makes >= 0 and paths[change.makes]:
-        disk.ends(str(paths[change.makes]), change.kind)
-    if change.touches >= 0 and paths[change.touches]:
-        disk.changed(str(paths[change.touches]))
+    if not from_ours and os.path.lexists(src):
+        shutil.rmtree(src) if os.path.isdir(src) else os.remove(src)
+    elif from_ours and not to_ours:
+        disk.look(from_ours)
+        shutil.copyfile(src, dst)
 
 
 # ---- installing ----------------------------------------------------------------------------------------------------
@@ -471,25 +362,19 @@ def _doors() -> list[tuple[Any, str, Any, str]]:
     modules = {"os": os, "shutil": shutil}
     changes = [(modules[n.split(".")[0]], n.split(".")[1], n) for n in _CHANGES]
     early = [(sys.modules[m], n) for m, n in (("tarfile", "bltn_open"), ("bz2", "_builtin_open")) if m in sys.modules]
-    asked = [("stat", _stat), ("lstat", _lstat), ("access", _access), ("listdir", _listdir), ("scandir", _scandir)]
-    asked += [("chdir", _chdir)]
+    asked = (_stat, _lstat, _access, _listdir, _scandir, _chdir)
     return [
         (builtins, "open", _opened, "rank 0's file is written once; a read waits for a write that it has passed"),
         (io, "open", _opened, "the same, for pathlib and others"),
         *((module, name, _opened, "the same, under a name that Python keeps") for module, name in early),
         (os, "open", _open_descriptor, "the same, for descriptors"),
-        *((os, name, door, "what is there is what was there for rank 0 at this line") for name, door in asked),
+        *((os, door.__name__, door, "what is there is what was there for rank 0 at this line") for door in asked),
         *((m, name, _changing(full, getattr(m, name)), "rank 0 changes files, once") for m, name, full in changes),
         (torch, "save", checkpoint.saving(torch.save), "it writes from C++"),
         (scripted, "save", checkpoint.saving(scripted.save), "the same, for scripted modules"),
         (torch, "load", checkpoint.loading(torch.load), "a whole `nn.DataParallel` comes back wrapped"),
         *programs.doors(),
-        (
-            private,
-            "_sanitize_params",
-            _sanitized(private._sanitize_params),
-            "a rank's own files are in no shared folder",
-        ),
+        (private, "_sanitize_params", _sanitized(private._sanitize_params), "own files are in no shared folder"),
     ]
 
 

@@ -10,7 +10,7 @@ import torch
 from . import codec, large, place
 from .cutting import Call, Source
 from .gradients import Gather, Layout, reached
-from .nesting import items, rebuilt, tensors
+from .nesting import items, nested, rebuilt, tensors
 from .world import Divergence, Told, gather_rows, world
 
 _UNLIKE = (
@@ -25,7 +25,8 @@ class Said:
     Attributes:
         tensors: all that are in it.
         outline: the rest, as plain values: `int` the number of a tensor, `["=", value]`, `["?"]` what can't be told,
-            `["l", entries]`, `["t", entries]`, `["d", pairs]`, `["r", entries]` with an entry for each row.
+            `["d", pairs]`, `["l", pairs]` of a list or tuple; of one with as many entries as rows also whether these
+            are the rows', and the entries themselves, if they can be sent.
     """
 
     def __init__(self, dim: int, own_rows: int | None) -> None:
@@ -37,17 +38,16 @@ class Said:
         if isinstance(value, torch.Tensor):
             self.tensors.append(value)
             return len(self.tensors) - 1
-        if isinstance(value, (tuple, list)):
-            kind = "r" if self._is_of_rows(value) else "l" if isinstance(value, list) else "t"
-            return [kind, [self.outline(each) for each in value]]
         inner = items(value)
-        if inner is not None and not _is_plain(value):
-            return ["d", [[key, self.outline(each)] for key, each in inner.items()]]
-        return ["=", value] if _is_plain(value) else ["?"]
-
-    def _is_of_rows(self, value: Any) -> bool:
+        if inner is None:
+            return ["=", value] if _is_plain(value) else ["?"]
+        pairs = [[_key(key), self.outline(each)] for key, each in inner.items()]
         if type(value) not in (list, tuple) or not self._rows or len(value) != self._rows:
-            return False
+            return ["l" if isinstance(value, (tuple, list)) else "d", pairs]
+        can_go = _is_plain(value) and not any(each.requires_grad for each in tensors(value))
+        return ["l", pairs, self._are_of_rows(value), value if can_go else None]
+
+    def _are_of_rows(self, value: Any) -> bool:
         found = tensors(value)
         of_rows = [t.dim() > self._dim and t.size(self._dim) == self._rows for t in found]
         if isinstance(value, tuple) or any(isinstance(each, torch.Tensor) for each in value):
@@ -55,9 +55,9 @@ class Said:
         return not found or not all(of_rows)
 
     def described(self, sources: Sequence[Source]) -> list[Any]:
-        """Of each tensor its type, and which of the sources it is made of; None if it has no graph."""
+        """Of each tensor which of the sources it is made of; None if it has no graph."""
         nodes = [each.nodes for each in sources]
-        return [[str(t.dtype)[6:], reached(t, nodes) if t.requires_grad else None] for t in self.tensors]
+        return [reached(each, nodes) if each.requires_grad else None for each in self.tensors]
 
 
 def _is_plain(value: Any) -> bool:
@@ -118,13 +118,10 @@ class Joint:
         kinds = {each[0] for each in active}
         if kinds <= {"=", "?"}:
             return self._plain(path, active, own, assigned)
-        if "r" in kinds and self._are_rows(active):
-            return self._entries(path, outlines, own)
-        if kinds <= {"r", "l", "t"}:
-            keyed = [dict(enumerate(each[1])) for each in outlines if each[0] in "rlt"]
-        else:
-            keyed = [{_key(key): inner for key, inner in each[1]} for each in outlines if each[0] == "d"]
-        if len(keyed) != len(outlines) or any(keyed[rank].keys() != keyed[0].keys() for rank in range(len(keyed))):
+        if all(len(each) > 2 for each in active) and any(each[2] for each in active):
+            return self._entries(active, own)
+        keyed = [dict(each[1]) for each in outlines if each[0] in "ld"]
+        if len(kinds) > 1 or len(keyed) != len(outlines) or any(each.keys() != keyed[0].keys() for each in keyed):
             raise Divergence(_UNLIKE.format(place.line()))
         inner = items(own) or {}
         mapped = {
@@ -147,37 +144,15 @@ class Joint:
         )
         return active[0][1] if active[0][0] == "=" else own
 
-    def _are_rows(self, active: Sequence[Any]) -> bool:
-        sizes = [self._call.sizes[rank] for rank in self._active]
-        return all(each[0] in "rlt" and len(each[1]) == size for each, size in zip(active, sizes))
-
-    def _entries(self, path: Any, outlines: Sequence[Any], own: Any) -> Any:
+    def _entries(self, active: Sequence[Any], own: Any) -> Any:
         """A list with an entry for each row."""
-        found = []
-        for rank in self._active:
-            mine = own if rank == world.rank else [None] * len(outlines[rank][1])
-            for outline, value in zip(outlines[rank][1], mine):
-                found.append(self._entry(path, rank, outline, value))
-        return type(own)(found)
-
-    def _entry(self, path: Any, rank: int, outline: Any, own: Any) -> Any:
-        """An entry that one rank has."""
-        if isinstance(outline, int):
-            return self._of_one(rank, outline)
-        kind, content = outline[0], outline[1] if len(outline) > 1 else ()
-        if kind == "=":
-            return content
-        if kind == "?":
-            self._tell(
-                ("entry", path),
-                f"the wrapped model at {place.line()} returns a list of objects that can't be sent to other ranks: "
-                "those of other ranks are None. Return tensors, numbers or texts",
+        if any(each[3] is None for each in active):
+            raise ValueError(
+                f"the wrapped model at {place.line()} has made a list with an entry for each row, of objects that "
+                "can't be sent to other ranks, or of tensors with a gradient. Make one tensor of the tensors, with a "
+                "row for each row (torch.stack); else let entries be tensors without gradients, numbers or texts"
             )
-            return own
-        inner = items(own) or {}
-        pairs = content if kind == "d" else enumerate(content)
-        made = {key: self._entry(path, rank, each, inner.get(key)) for key, each in pairs}
-        return made if kind == "d" else (tuple if kind == "t" else list)(made.values())
+        return type(own)(nested(_onto_device, [entry for each in active for entry in each[3]]))
 
     # ---- tensors -----------------------------------------------------------------------------------------------------
 
@@ -187,7 +162,7 @@ class Joint:
 
     def _anchors(self, picks: Mapping[int, int]) -> list[torch.Tensor] | None:
         """What a tensor hangs on that each rank has by a number; None if it has no graph on any."""
-        made_of = [self._described[rank][number][1] for rank, number in picks.items()]
+        made_of = [self._described[rank][number] for rank, number in picks.items()]
         if not torch.is_grad_enabled() or all(each is None for each in made_of):
             return None
         sources = [any(each is not None and each[place] for each in made_of) for place in range(len(self._sources))]
@@ -244,34 +219,15 @@ class Joint:
             return gather_rows(rows, sizes, dim)
         return Gather.apply(rows, layout, None, *anchors)  # type: ignore[no-any-return]
 
-    def _of_one(self, rank: int, number: int) -> torch.Tensor:
-        """A tensor that one rank has."""
-        shape, (kind, _) = self._shape(rank, number), self._described[rank][number]
-        sizes = tuple((shape[0] if shape else 1) if each == rank else 0 for each in range(world.size))
-        if world.rank == rank:
-            rows = self._said.tensors[number].reshape(shape or [1])
-        else:
-            rows = torch.empty([0, *shape[1:]], dtype=getattr(torch, kind), device=world.device)
-        anchors, came = self._anchors({rank: number}), self._told[rank].tensors[number]
-        whole = came.reshape(shape or [1]) if isinstance(came, torch.Tensor) else None
-        if anchors is None:
-            found = whole if whole is not None else gather_rows(rows, sizes)
-        else:
-            rows = rows if rows.requires_grad else rows.requires_grad_()
-            found = Gather.apply(rows, Layout(sizes, 0), whole, *anchors)
-        return found if shape else found[0]
-
     def _assigned(self, path: Any, outlines: Sequence[int], own: torch.Tensor) -> torch.Tensor:
         """What the script sees of a tensor that each rank has assigned: the whole, where it has the batch's rows."""
         shapes = {rank: self._shape(rank, outlines[rank]) for rank in self._active}
-        dims = range(min(map(len, shapes.values())))
-        matching = [d for d in dims if all(shapes[rank][d] == self._call.sizes[rank] for rank in self._active)]
-        picks = {rank: outlines[rank] for rank in self._active}
-        if self._call.rows is not None and matching:
-            dim = self._dim if self._dim in matching else matching[0]
+        dims = range(min(map(len, shapes.values()))) if self._call.rows is not None else ()
+        for dim in sorted(dims, key=lambda dim: dim != self._dim):
             others = {(*shape[:dim], *shape[dim + 1 :]) for shape in shapes.values()}
-            if len(others) == 1:
+            if len(others) == 1 and all(shape[dim] == self._call.sizes[rank] for rank, shape in shapes.items()):
                 return self._joined(outlines, shapes, dim)
+        picks = {rank: outlines[rank] for rank in self._active}
         if self._anchors(picks) is not None and not any(shapes.values()):
             self._tell(
                 ("scalar", path),
@@ -281,6 +237,10 @@ class Joint:
             return self._joined(outlines, {rank: [1] for rank in self._active}, 0)
         first = self._told[0].tensors[outlines[0]]
         return first if isinstance(first, torch.Tensor) and not own.requires_grad else own
+
+
+def _onto_device(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(world.device)
 
 
 def _key(key: Any) -> Any:

@@ -18,8 +18,9 @@ from torch.nn import functional as F  # noqa: N812
 
 from . import gradients, place, rows
 from .gradients import Gather, Layout
-from .rows import Rows, cut, found_in, mapped
-from .world import all_gather, exchange, gather_rows, world
+from .nesting import nested, tensors
+from .rows import Rows, cut
+from .world import all_gather, exchange, world
 
 T = torch.Tensor
 #: Bytes of a whole output that is worth being kept apart.
@@ -27,16 +28,13 @@ LARGE = 1 << 20
 
 
 def output(rows: T, layout: Layout, anchors: Sequence[T]) -> T:
-    """The whole output of which each rank has computed its rows. Its gradient is the rows'. A collective in one case.
+    """The whole output of which each rank has computed its rows. Its gradient is the rows'. No collective.
 
     Args:
         rows: this rank's; on one that has none, any, whose gradients are 0.
-        layout: how many rows each rank has. Along another dimension than 0 the whole is gathered at once.
+        layout: how many rows each rank has, along dimension 0.
         anchors: what takes part in each collective of a backward whatever the rows have used (`gradients`).
     """
-    if layout.dim:
-        whole: T = Gather.apply(rows, layout, None, *anchors) if rows.requires_grad else gather_rows(rows, *layout)
-        return whole
     count = layout.sizes[world.rank] or next(filter(None, layout.sizes), 0)
     if len(rows) != count:  # of a rank without any, whose module gave others than rank 0's
         rows = torch.cat([rows[:count], rows.new_zeros([max(0, count - len(rows)), *rows.shape[1:]])])
@@ -62,10 +60,6 @@ class _Attach(Gather):
         return Output(rows, sizes, source)
 
 
-def _has_rows(sizes: Sequence[int]) -> int:
-    return int(sizes[world.rank] > 0)
-
-
 class Output(Rows):
     """Rows with a graph, or what comes of such ones without."""
 
@@ -75,7 +69,7 @@ class Output(Rows):
     @classmethod
     @_disable_dynamo
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        asked = found_in(args[1:] if func is torch.autograd.grad else args[:1]) if func in _ASKS else []
+        asked = tensors(args[1:] if func is torch.autograd.grad else args[:1], Rows) if func in _ASKS else []
         if any(isinstance(each, Output) and each._used for each in asked):
             raise RuntimeError(
                 f"{place.line()} asks for the gradient of an output from which a loss has been computed already, "
@@ -94,7 +88,7 @@ class Output(Rows):
             return NotImplemented
         else:
             done = super()._apart(func, args, kwargs, found)
-        if graph and any(map(rows.has_graph, found_in(done, T))):
+        if graph and any(map(rows.has_graph, tensors(done))):
             for each in found:
                 each._used = True
         return done
@@ -118,21 +112,10 @@ _WITH_GRAPH = {
     *rows.COMPARISONS,
     "__getitem__",
     "interpolate",
-    "is_contiguous",
 }
 
 
 # ---- within a row ----------------------------------------------------------------------------------------------------
-
-
-def _of_each(func: Any, args: Any, kwargs: Any, found: list[Any]) -> Any:
-    """`sigmoid`."""
-    made = func(*mapped(_own, args), **mapped(_own, kwargs))
-    return found[0].made(made, found[0]._sizes) if kwargs.get("out") is None else NotImplemented
-
-
-def _own(batch: Rows) -> T:
-    return batch._rows
 
 
 def _along(func: Any, args: Any, kwargs: Any, found: list[Any]) -> Any:
@@ -144,12 +127,12 @@ def _along(func: Any, args: Any, kwargs: Any, found: list[Any]) -> Any:
         not isinstance(dims, (list, tuple))
         or not dims
         or not isinstance(batch, Rows)
-        or len(found_in((args, kwargs), T)) > 1
+        or len(tensors((args, kwargs))) > 1
     ):
         return NotImplemented
     if any(type(dim) is not int or not dim % batch._rows.dim() for dim in dims):
         return NotImplemented
-    made = func(*mapped(_own, args), **mapped(_own, kwargs))
+    made = func(*nested(rows._own, args, Rows), **nested(rows._own, kwargs, Rows))
     if isinstance(made, T):
         return batch.made(made, batch._sizes)
     return type(made)([batch.made(each, batch._sizes) for each in made])
@@ -189,7 +172,7 @@ class Share(Function):
     @staticmethod
     def forward(ctx: Any, grad: T, sizes: tuple[int, ...], kind: str) -> T:
         ctx.sizes, ctx.kind = sizes, kind
-        return grad * _has_rows(sizes)
+        return grad * int(sizes[world.rank] > 0)
 
     @staticmethod
     def backward(ctx: Any, own: T) -> Any:
@@ -198,22 +181,14 @@ class Share(Function):
 
 def _summed(own: T, weight: Any, sizes: tuple[int, ...], kind: str) -> tuple[T, T]:
     """In double precision, in the order of the ranks: the same bits on all of them."""
-    wide = (
-        torch.float64
-        if own.is_floating_point() or (isinstance(weight, T) and weight.is_floating_point())
-        else torch.int64
-    )
-    parts = [
-        own.detach().to(wide),
-        torch.zeros((), dtype=wide, device=own.device) if weight is None else weight.to(wide),
-    ]
-    flat = torch.stack([*map(torch.Tensor.detach, parts)])
+    other = own.new_zeros(()) if weight is None else weight
+    flat = torch.stack([own.detach().double(), other.detach().double()])
     if flat.device.type == "cpu":
         every = [each.tensors[0] for each in exchange(kind, None, [flat])]
     else:
         every = all_gather(flat)  # no copy to the host
-    summed = torch.stack([each for each, size in zip(every, sizes) if size]).sum(0)
-    return summed[0].to(own.dtype), summed[1].to(own.dtype if weight is None else weight.dtype)
+    summed = torch.stack([each for each, size in zip(every, sizes) if size]).sum(0).to(own.dtype)
+    return summed[0], summed[1]
 
 
 def _total(own: T, weight: Any, found: list[Any], kind: str) -> Any:
@@ -232,9 +207,11 @@ def _reduced(func: Any, args: Any, kwargs: Any, found: list[Any]) -> Any:
         return NotImplemented
     is_sum = func.__name__ == "sum"
     dtype = func(batch._rows.new_ones(1), **kwargs).dtype
-    own = torch.sum(batch._rows, **{**kwargs, "dtype": torch.float32 if dtype in _HALF else dtype})
+    if dtype in _HALF:
+        return NotImplemented
+    own = torch.sum(batch._rows, **{**kwargs, "dtype": dtype})
     summed, _ = _total(own, None, found, f"{func.__name__} of an output")
-    return (summed if is_sum else summed / math.prod(rows.shape_of(batch))).to(dtype)
+    return summed if is_sum else summed / math.prod(rows.shape_of(batch))
 
 
 def _weight_of_classes(call: dict[str, Any], own: dict[str, Any], shape: Sequence[int]) -> Any:
@@ -254,9 +231,8 @@ def _weight_of_elements(call: dict[str, Any], own: dict[str, Any], shape: Sequen
 
 
 _BY_CLASS = (F.cross_entropy, F.nll_loss)
-_BY_ELEMENT = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy, F.kl_div)
-_MORE = (F.binary_cross_entropy_with_logits, F.soft_margin_loss)
 _DIVIDED_BY_WEIGHT = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss)
+_OTHERS = (F.binary_cross_entropy, F.binary_cross_entropy_with_logits, F.kl_div, F.soft_margin_loss)
 
 
 def _loss(func: Any, args: Any, kwargs: Any, found: list[Any]) -> Any:
@@ -270,18 +246,13 @@ def _loss(func: Any, args: Any, kwargs: Any, found: list[Any]) -> Any:
         output = next(each for each in found if isinstance(each, Output))
         return output.made(each, batch._sizes) if len(each.shape) else NotImplemented
     total = func(**{**own, "reduction": "sum"})
-    dtype = total.dtype
-    if dtype in _HALF:
-        total = func(**{**{name: _wide(value) for name, value in own.items()}, "reduction": "sum"})
+    if total.dtype in _HALF:
+        return NotImplemented
     weigh = _weight_of_classes if func in _BY_CLASS else _weight_of_elements
     weight = weigh(call, own, rows.shape_of(batch)) if call["reduction"] != "sum" else 1
     is_tensor = isinstance(weight, T)
     summed, divisor = _total(total, weight if is_tensor else None, found, func.__name__)
-    return (summed / (divisor if is_tensor else weight)).to(dtype)
-
-
-def _wide(value: Any) -> Any:
-    return value.float() if isinstance(value, T) and value.dtype in _HALF else value
+    return summed / (divisor if is_tensor else weight)
 
 
 def _arguments(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
@@ -314,10 +285,10 @@ def _own_arguments(func: Any, call: dict[str, Any], batch: Rows) -> dict[str, An
     return own if own["input"].shape == own["target"].shape else None
 
 
-_LOSSES = dict.fromkeys((*_BY_CLASS, *_BY_ELEMENT, *_MORE), _loss)
+_LOSSES = dict.fromkeys((*_BY_CLASS, *_DIVIDED_BY_WEIGHT, *_OTHERS), _loss)
 _RULES: dict[str, Any] = {
     **dict.fromkeys("softmax log_softmax argmax argmin amax amin max min".split(), _along),
-    "sigmoid": _of_each,
+    "sigmoid": rows._tried,
     "sum": _reduced,
     "mean": _reduced,
 }

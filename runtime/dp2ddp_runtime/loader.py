@@ -6,7 +6,6 @@ be told apart every rank loads all of them, as the original does.
 
 from __future__ import annotations
 
-import array
 import contextlib
 import functools
 import itertools
@@ -22,16 +21,16 @@ from typing import Any, Callable
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate, default_collate_fn_map
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from . import codec, place, streams
 from .acting import acting
-from .columns import ITEMS, SAME, Collate, Column, about, joined, mapped, marked
-from .nesting import chunks
+from .columns import ITEMS, SAME, Collate, Column, about, joined, marked
+from .nesting import chunks, nested, tensors
 from .rows import Rows
-from .world import agree, exchange, gather_rows, world
+from .world import agree, exchange, world
 
 _log = logging.getLogger("dp2ddp_runtime")
-_CHECKED = 16  # batches
 _DRAIN = 0.05  # seconds that gloo's threads need to free the tensors of a collective that has just ended
 
 
@@ -87,13 +86,12 @@ class _Known:
         self.kind = kind  # its class in the script
         self.rows = False  # whether rows are said to stay apart in a `collate_fn` of the script's
         self.whole = False  # every rank loads all, as loading draws
-        self.told = False
         self.batches = 0  # that were loaded without workers
 
     @property
     def is_checked(self) -> bool:
         """Whether the ranks meet at this batch."""
-        return self.batches <= _CHECKED or self.batches & (self.batches - 1) == 0
+        return not self.batches & (self.batches - 1)
 
 
 class _Sharded(DataLoader[Any]):
@@ -108,14 +106,13 @@ class _Sharded(DataLoader[Any]):
         streams.adopt(streams.generators_in(self.generator, self.sampler, self.batch_sampler, self.dataset))
         known: _Known = self.__dict__["_dp2ddp"]
         why = _why_whole(self) or (not self.num_workers and known.whole and "its samples draw random numbers")
-        if why and not known.told and 0 < _log.level <= logging.DEBUG:  # asked of this logger: scripts log to files
-            known.told = True
+        if why and 0 < _log.level <= logging.DEBUG:  # asked of this logger: scripts log to files
             _log.debug("%s loads whole batches on every rank: %s", known.kind.__name__, why)
         return super().__iter__() if why else _Batches(self, super().__iter__)
 
     def _get_iterator(self) -> Any:
-        batches = super()._get_iterator()
-        return batches if world.alone or self.num_workers else _Locked(batches)
+        is_own = self.__dict__["_dp2ddp"].kind._get_iterator is not DataLoader._get_iterator
+        return super()._get_iterator() if world.alone or self.num_workers or is_own else _Locked(self)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         known: _Known = self.__dict__["_dp2ddp"]
@@ -160,30 +157,18 @@ def _is_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-class _Locked:
+class _Locked(_SingleProcessDataLoaderIter):
     """Torch's own pass over a loader without workers. While it loads samples, in whatever thread, no forward draws."""
 
-    def __init__(self, batches: Any) -> None:
-        self._batches = batches
-
-    def __iter__(self) -> _Locked:
-        return self
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __next__(self) -> Any:
+    def _next_data(self) -> Any:
         with streams.lock:
             if not _is_main_thread():
-                return next(self._batches)
+                return super()._next_data()  # type: ignore[no-untyped-call]
             _loading.append(self)
             try:
-                return next(self._batches)
+                return super()._next_data()  # type: ignore[no-untyped-call]
             finally:
                 _loading.pop()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_batches"], name)
 
 
 # ---- a pass ----------------------------------------------------------------------------------------------------------
@@ -192,8 +177,8 @@ class _Locked:
 class _Batches:
     """A pass over a sharded loader: whole batches, of which this rank has loaded its rows.
 
-    Without workers the ranks meet at a loader's first batches, and then at those whose number is a power of two: where
-    something has drawn random numbers, all load it once more. In between that is an error.
+    Without workers the ranks meet at those of a loader's batches whose number is a power of two: where something has
+    drawn random numbers, all load it once more. In between that is an error.
     """
 
     def __init__(self, loader: Any, begin: Callable[[], Any]) -> None:
@@ -216,9 +201,6 @@ class _Batches:
     def __len__(self) -> int:
         return len(self._batches)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_batches"], name)
-
     def __next__(self) -> Any:
         number = next(self._numbers)
         if self._has_workers:
@@ -227,7 +209,7 @@ class _Batches:
         with streams.lock:
             batch = self._load()
             if self._own.whole:
-                return mapped(lambda column: column.value, batch)
+                return nested(lambda column: column.value, batch, Column)
             drew = self._own.before.moved
         self._known.batches += 1
         if drew and not self._known.is_checked:
@@ -253,8 +235,7 @@ class _Batches:
     def _put_together(self, loaded: Any, sizes: Sequence[int], drew: bool) -> Any:
         """The whole batch of this rank's rows. A collective, but for tensors that workers have loaded."""
         batch = marked(loaded)
-        columns: list[Column] = []
-        mapped(columns.append, batch)
+        columns: list[Column] = tensors(batch, Column)
         items = [column.value for column in columns if column.kind == ITEMS]
         parts: Any = []
         if items or (not self._has_workers and self._known.is_checked):
@@ -264,7 +245,7 @@ class _Batches:
             parts = zip(*(each.value[1] for each, size in zip(told, sizes) if size))
         if _is_main_thread():
             agree(f"what a batch of a {self._name} is, but for its rows,", [about(column) for column in columns])
-        return mapped(functools.partial(_as_whole, sizes, iter(parts)), batch)
+        return nested(functools.partial(_as_whole, sizes, iter(parts)), batch, Column)
 
     def _load_all(self) -> Any:
         """The batch once more, as the original loads it: with the shared streams. And so all that follow."""
@@ -279,7 +260,7 @@ def _as_whole(sizes: Sequence[int], items: Iterator[Any], column: Column) -> Any
         return joined(column.value, next(items))
     if column.kind == SAME:
         return column.value
-    return Rows(column.value, sizes) if column.dim == 0 else gather_rows(column.value, sizes, column.dim)
+    return Rows(column.value, sizes)
 
 
 @contextlib.contextmanager
@@ -381,10 +362,5 @@ class _OwnBatches:
 
 def _agree_on(batch: list[Any] | None) -> None:
     """The ranks' samplers give the same batches, or this is told with the next message."""
-    if not _is_main_thread():
-        return
-    try:
-        data = array.array("q", batch or ()).tobytes()
-    except (TypeError, OverflowError):  # other indices than numbers
-        data = repr(batch).encode()
-    agree("the batch that a loader's sampler gives", None if batch is None else [len(batch), zlib.crc32(data)])
+    if _is_main_thread():
+        agree("the batch that a loader's sampler gives", batch and [len(batch), zlib.crc32(repr(batch).encode())])

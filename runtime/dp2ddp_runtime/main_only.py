@@ -10,7 +10,6 @@ import inspect
 import io
 import logging
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar, cast
@@ -18,8 +17,9 @@ from typing import Any, TypeVar, cast
 import torch
 
 from .acting import acting, mode
-from .disk import EVERYTHING, disk
-from .told import count, hear, kept, tell
+from .disk import EVERYTHING, changing, disk
+from .rows import materialize
+from .told import count, hear, tell
 from .whose import mode_of, ours, turn
 from .world import world
 
@@ -39,18 +39,16 @@ def main_only(target: T) -> T:
         What every rank may call. On rank 0 that gives what `target` gives; elsewhere an `Absent`, which takes every
         call, attribute and `with`, and is true. Of a `logging.Handler` it makes a `logging.NullHandler`.
     """
-    if target is None or not (world.rank or kept.keeps or world.groups is not None):
+    if target is None or not disk.is_used:
         return target
-    present: Any = target if not world.rank or mode.get() == "first" else _stand_in(target)
+    present: Any = target
+    if world.rank and mode.get() != "first":
+        is_handler = inspect.isclass(target) and issubclass(target, logging.Handler)
+        absent = Absent(getattr(target, "__name__", type(target).__name__))
+        present = (lambda *args, **kwargs: logging.NullHandler()) if is_handler else absent
     if callable(target) or inspect.ismodule(target):
         return cast("T", _Called(target, present))
     return cast("T", _gathering(present))
-
-
-def _stand_in(target: Any) -> Any:
-    if inspect.isclass(target) and issubclass(target, logging.Handler):
-        return lambda *args, **kwargs: logging.NullHandler()
-    return Absent(getattr(target, "__name__", type(target).__name__))
 
 
 class _Called:
@@ -66,8 +64,6 @@ class _Called:
         self._target, self._present, self._counts = target, present, counts
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        from .rows import materialize
-
         args, kwargs = materialize((args, kwargs))
         if _reads(self._target, args, kwargs):
             for path in _paths(args, kwargs):
@@ -75,13 +71,8 @@ class _Called:
             return self._target(*args, **kwargs)
         if not self._counts or not callable(self._target) or mode_of():
             return _gathering(self._present(*args, **kwargs))
-        paths = _paths(args, kwargs)
-        for path in paths:
-            disk.meets(path)
-        with acting(mode_of() if world.rank else "own"):
+        with changing(dict.fromkeys(_paths(args, kwargs), "tree")):
             made = self._present(*args, **kwargs)
-        for path in paths:
-            disk.ends(path, "tree")
         disk.changed(EVERYTHING)
         if world.rank:  # what C++ writes, C++ reads: that passes no door
             disk.settle(EVERYTHING)
@@ -103,9 +94,7 @@ def _paths(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
 
 def _reads(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether a call opens something for reading, by its argument `mode`."""
-    if not callable(target):
-        return False
-    with suppress(ValueError, TypeError):  # of a class in C the arguments aren't known
+    with suppress(ValueError, TypeError):  # of a class in C the arguments aren't known; a module has none
         bound = inspect.signature(target).bind(*args, **kwargs)
         bound.apply_defaults()
         mode = bound.arguments.get("mode")
@@ -133,40 +122,23 @@ def _gathering(made: Any) -> Any:
 
 
 def _call(function: Any, /, *args: Any, **kwargs: Any) -> Any:
-    from .rows import materialize
-
     args, kwargs = materialize((args, kwargs))
     return function(*args, **kwargs)
-
-
-def _close_figures(tag: Any, figure: Any, *args: Any, close: bool = True, **kwargs: Any) -> None:
-    """`SummaryWriter.add_figure` closes what it has drawn; figures that stay open fill the memory of other ranks.
-
-    https://docs.pytorch.org/docs/stable/tensorboard.html#torch.utils.tensorboard.writer.SummaryWriter.add_figure
-    """
-    if (args[1] if len(args) > 1 else close) and "matplotlib.pyplot" in sys.modules:
-        for each in figure if isinstance(figure, list) else [figure]:
-            sys.modules["matplotlib.pyplot"].close(each)
 
 
 class Absent:
     """What other ranks hold in place of an object that only rank 0 has.
 
-    It can be called, entered, indexed, iterated (nothing comes) and asked for any attribute; what is set is kept. It is
-    true, as the object on rank 0 is, so that `if writer:` goes the same way. It is no number: arithmetic on it raises
-    `TypeError`, because a result that only rank 0 has must not reach the training.
+    It can be called, entered, indexed, iterated (nothing comes) and asked for any attribute; what is set as one is
+    kept. It is true, as the object on rank 0 is, so that `if writer:` goes the same way. It is no number: arithmetic on
+    it raises `TypeError`, because a result that only rank 0 has must not reach the training.
     """
 
     def __init__(self, name: str) -> None:
         self._absent_name = name
-        self._absent_items: dict[Any, Any] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Absent:
-        from .rows import materialize
-
         materialize((args, kwargs))
-        if self._absent_name.endswith(".add_figure"):
-            _close_figures(*args, **kwargs)
         return Absent(f"{self._absent_name}(...)")
 
     def __getattr__(self, attribute: str) -> Any:
@@ -177,29 +149,13 @@ class Absent:
         return child
 
     def __getitem__(self, key: Any) -> Any:
-        return self._absent_items[key] if key in self else Absent(f"{self._absent_name}[{key!r}]")
+        return Absent(f"{self._absent_name}[{key!r}]")
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        from .rows import materialize
-
-        value = materialize(value)
-        with suppress(TypeError):  # an array, a slice
-            self._absent_items[key] = value
-
-    def __delitem__(self, key: Any) -> None:
-        if key in self:
-            del self._absent_items[key]
-
-    def __contains__(self, key: Any) -> bool:
-        with suppress(TypeError):
-            return key in self._absent_items
-        return False
+        materialize(value)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(())
-
-    def __len__(self) -> int:
-        return 0
 
     def __bool__(self) -> bool:
         return True
@@ -232,19 +188,19 @@ def main_first() -> Iterator[None]:
     Raises:
         RuntimeError: on the other ranks, which don't run the body then, what it raised on rank 0.
     """
-    if mode_of() or not (world.rank or kept.keeps or world.groups is not None):  # also inside of another one
+    if mode_of():  # also inside of another one
         yield
         return
     key, began = turn("main_first"), os.getcwd()
     machine = world.rank - world.local_rank
     is_first = not world.local_rank
+    error = moved = None
     if world.rank:
         who = 0 if is_first else machine
         error, moved, programs, messages = hear(f"{key}/{who}", "the first rank's end of main_first()")
         if error is not None:
             raise RuntimeError(f"{error} (rank {who} failed in main_first())")
         disk.heard_of(programs, messages)
-    error, moved = None, moved if world.rank else None
     try:
         with acting("first" if is_first else "mute"):
             yield
@@ -272,9 +228,7 @@ def broadcast(value: T) -> T:
         TypeError: it is something else.
         PeerError: rank 0 has ended without coming here.
     """
-    from .rows import materialize
-
-    if os.getpid() != world.pid or not (world.rank or kept.keeps or world.groups is not None):
+    if os.getpid() != world.pid or not disk.is_used:
         return value
     value, key = materialize(value), turn("value")
     if not world.rank:

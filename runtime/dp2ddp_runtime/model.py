@@ -7,12 +7,11 @@ import copy
 import copyreg
 import functools
 import sys
-import types
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
-from typing import Any, Callable, NoReturn
+from typing import Any, Callable
 
 import torch
 from torch import nn
@@ -34,7 +33,7 @@ from .rows import land, pending, whole
 from .synced import refuse_more_than_input
 from .world import Divergence, broadcast_, exchange, world
 
-__all__ = ["WrappedModel", "chunks", "data_parallel", "fit_prefix", "load_state_dict", "wrap_model"]
+__all__ = ["WrappedModel", "chunks", "data_parallel", "load_state_dict", "wrap_model"]
 
 _PREFIX = "module."
 #: By module: wrapped again, in each step perhaps, it has what it had.
@@ -116,12 +115,11 @@ class WrappedModel(DistributedDataParallel):
             self._replica().join()
 
     def _begin(self) -> None:
-        self._grown: set[str] = set()  # lists that a forward has appended to
         self._cutter = Cutter(self.dim, self.count)
         self._memory: dict[Any, int] = {}  # by an output's place: how many dimensions it had
         self._calls = 0  # in which several ranks had rows
         self._version = -1  # of the buffers, behind a forward that trained
-        self._by_rows: dict[int, None] = {}  # places of parameters and buffers that ranks have written otherwise
+        self._by_rows: set[int] = set()  # places of parameters and buffers that ranks have written otherwise
         if self.count > 1:
             world.models.add(self)
 
@@ -178,7 +176,7 @@ class WrappedModel(DistributedDataParallel):
             self._version = -1
             replica.buffers.take()
         call = self._cutter.cut(args, kwargs)
-        lists = replica.lists() if self._calls < _LISTS_UNTIL else {}
+        lists = replica.lists() if 0 < self._calls < _LISTS_UNTIL else {}
         output = self._run(replica, call)
         self._tell_of_grown(lists, replica.lists() if lists else {})
         # What the rows decide can be seen where several ranks have some.
@@ -203,15 +201,13 @@ class WrappedModel(DistributedDataParallel):
             replica.end()
 
     def _tell_of_grown(self, before: dict[str, int], after: dict[str, int]) -> None:
-        """A warning of a list that two forwards have appended to: replicas share it, and ranks can't."""
+        """A warning of a list to which a forward appends, not only the first one: replicas share it, ranks can't."""
         for name in [name for name, length in before.items() if after.get(name, 0) > length]:
-            if name in self._grown:
-                self._cutter.tell(
-                    name,
-                    f"the forward of the model that {place.line()} calls appends to {name}: each rank's list has that "
-                    "rank's rows alone. Return from the forward what the script reads",
-                )
-            self._grown.add(name)
+            self._cutter.tell(
+                name,
+                f"the forward of the model that {place.line()} calls appends to {name}: each rank's list has that "
+                "rank's rows alone. Return from the forward what the script reads",
+            )
 
     def _refuse_written(self, replica: Replica) -> None:
         written = replica.copies.written()
@@ -233,7 +229,7 @@ class WrappedModel(DistributedDataParallel):
         buffers = replica.buffers
         has_changed = replica.trains and buffers.version() != before
         batches, flats = pending(), buffers.small() if has_changed else []
-        written = self._sums(replica) if looks else []
+        unmended = self._unmended(replica) if looks else {}
         value = [
             call.seen,
             outline,
@@ -241,7 +237,7 @@ class WrappedModel(DistributedDataParallel):
             said.described(sources),
             [each._number for each in batches],
             [replica.copies.are_hooked(), has_changed, len(flats), bool(moved)],
-            written,
+            sums(list(unmended.values())),
         ]
         sent: list[Any] = [each.sent for each in batches]
         told = exchange("the wrapped model", value, [*said.tensors, *sent, *flats])
@@ -255,7 +251,7 @@ class WrappedModel(DistributedDataParallel):
         if any(note[1] for note in notes):
             buffers.take(told[0].tensors[-1:] if notes[0][2] else ())
         self._version = buffers.version() if replica.trains else -1
-        self._take_written(replica, sums_told)
+        self._take_written(replica, unmended, sums_told)
         joint = Joint(call, self.dim, said, told, described, sources, self._memory, self._cutter.tell)
         for each in assigned:
             self._keep(replica, joint, each, [theirs.get(each.key) for theirs in assigned_told], call)
@@ -284,14 +280,13 @@ class WrappedModel(DistributedDataParallel):
 
     # ---- what forwards write in place --------------------------------------------------------------------------------
 
-    def _sums(self, replica: Replica) -> list[str]:
-        """Of what a forward may write as its rows say, and nothing else mends: not of trained parameters, nor of
+    @staticmethod
+    def _unmended(replica: Replica) -> dict[int, torch.Tensor]:
+        """By place, what a forward may write as its rows say, and nothing else mends: no trained parameters, nor
         buffers where these become rank 0's anyway.
         """
-        buffers = [] if replica.trains else replica.buffers.now()
-        some = [None if each.requires_grad or each.is_meta else each for each in replica.tensors]
-        found = iter(sums([each for each in (*some, *buffers) if each is not None]))
-        return ["" if each is None else next(found) for each in (*some, *buffers)]
+        tensors = [*replica.tensors, *([] if replica.trains else replica.buffers.now())]
+        return {place: each for place, each in enumerate(tensors) if not each.requires_grad and not each.is_meta}
 
     def _take_moved(self, replica: Replica, moved: list[Any], told: list[bool]) -> None:
         """Parameters to which a forward has given other memory (`weight.data = ...`) have it, as on one GPU."""
@@ -306,30 +301,13 @@ class WrappedModel(DistributedDataParallel):
             original.data = own.data
         replica.copies.forget()
 
-    def _take_written(self, replica: Replica, told: Any) -> None:
+    def _take_written(self, replica: Replica, looked_at: Iterable[int], told: Any) -> None:
         """Rank 0's numbers in what ranks were seen to have written otherwise. A collective if there is any."""
-        for number, values in enumerate(zip(*told)):
-            if len(set(values)) > 1:
-                self._by_rows[number] = None
+        self._by_rows |= {place for place, values in zip(looked_at, zip(*told)) if len(set(values)) > 1}
         if self._by_rows:
-            tensors = [*replica.tensors, *replica.buffers.now()]
-            broadcast_([tensors[number] for number in self._by_rows if number < len(tensors)])
+            broadcast_([each for place, each in self._unmended(replica).items() if place in self._by_rows])
 
     # ---- states ------------------------------------------------------------------------------------------------------
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """As `nn.Module.load_state_dict`; the keys may also lack their `module.`."""
-        return super().load_state_dict(fit_prefix(state_dict, self.state_dict().keys()), *args, **kwargs)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        """Inside another model, too, the keys may lack their `module.`."""
-        own = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
-        fitted = fit_prefix(own, self.state_dict().keys())
-        if fitted is not own:
-            for key in own:
-                del state_dict[prefix + key]
-            state_dict.update({prefix + key: value for key, value in fitted.items()})
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WrappedModel:
         new = type(self).__new__(type(self))
@@ -356,19 +334,11 @@ class WrappedModel(DistributedDataParallel):
         """Changes nothing: each backward sends its gradients, whose sum is what one backward would send in the end."""
         yield
 
-    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise NotImplementedError(
-            "a model wrapped by dp2ddp_runtime sums the gradients as they are: it has no join(), communication hooks, "
-            "fused optimizers or static graph"
-        )
-
-    join = register_comm_hook = _register_builtin_comm_hook = _register_fused_optim = _set_static_graph = _refuse
-
 
 # As the original prints itself, and as scripts write it into checkpoints and file names.
 WrappedModel.__name__ = nn.DataParallel.__name__
 _LISTS_UNTIL = 8  # calls
-_PER_OBJECT = ("_grown", "_cutter", "_memory", "_calls", "_version", "_by_rows")
+_PER_OBJECT = ("_cutter", "_memory", "_calls", "_version", "_by_rows")
 
 
 def _onto_device(tensor: torch.Tensor) -> torch.Tensor:
@@ -395,17 +365,11 @@ def keeping_saved_tensors() -> Iterator[None]:
 
 
 def _of_the_script(error: Exception) -> Exception:
-    """The error without this runtime's and torch's own lines, unless there are no others."""
-    kept: list[types.TracebackType] = []
+    """The error from the script's first line on."""
     trace = error.__traceback__
-    while trace is not None:
-        if place.origin(trace.tb_frame.f_code.co_filename)[0]:
-            kept.append(trace)
+    while trace is not None and not place.origin(trace.tb_frame.f_code.co_filename)[0]:
         trace = trace.tb_next
-    folded: types.TracebackType | None = None
-    for each in reversed(kept):
-        folded = types.TracebackType(folded, each.tb_frame, each.tb_lasti, each.tb_lineno)
-    return error if folded is None else error.with_traceback(folded)
+    return error if trace is None else error.with_traceback(trace)
 
 
 # ---- functions -------------------------------------------------------------------------------------------------------
@@ -453,23 +417,10 @@ def load_state_dict(model: Any, state: Mapping[str, Any], *args: Any, **kwargs: 
     See https://pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.load_state_dict.
     """
     if isinstance(model, nn.Module):
-        state = fit_prefix(state, model.state_dict())
+        plain: Any = OrderedDict(state)
+        plain._metadata = dict(getattr(state, "_metadata", {}))
+        nn.modules.utils.consume_prefix_in_state_dict_if_present(plain, _PREFIX)
+        models = [model, *(each for name, each in model.named_children() if name == "module")]
+        fits = [(each, form) for each in models for form in (state, plain)]
+        model, state = max(fits, key=lambda fit: len(fit[0].state_dict().keys() & fit[1].keys()))
     return model.load_state_dict(state, *args, **kwargs)
-
-
-def fit_prefix(state: Mapping[str, Any], expected: Iterable[str]) -> Mapping[str, Any]:
-    """`state`, or a copy with or without `module.` before all keys, whichever has the most of the `expected` keys."""
-    wanted = set(expected)
-    forms = [state, _renamed(state, lambda key: _PREFIX + key)]
-    if all(key.startswith(_PREFIX) for key in state):
-        forms.append(_renamed(state, lambda key: key[len(_PREFIX) :]))
-    return max(forms, key=lambda form: len(wanted.intersection(form)))
-
-
-def _renamed(state: Mapping[str, Any], rename: Callable[[str], str]) -> Mapping[str, Any]:
-    renamed = OrderedDict((rename(key), value) for key, value in state.items())
-    versions = getattr(state, "_metadata", None)
-    if versions is not None:
-        # By module, "" being the model itself: a key with no parameter name after the dot.
-        renamed._metadata = {rename(f"{name}." if name else "").rstrip("."): v for name, v in versions.items()}  # type: ignore[attr-defined]
-    return renamed

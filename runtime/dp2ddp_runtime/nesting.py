@@ -52,19 +52,19 @@ def rebuilt(value: Any, mapped: dict[Any, Any]) -> Any:
     return result
 
 
-def nested(fn: Callable[[torch.Tensor], Any], value: Any) -> Any:
-    """`value`, with `fn` of each tensor in it. Containers are new, except those without a tensor."""
-    if isinstance(value, torch.Tensor):
+def nested(fn: Callable[[Any], Any], value: Any, kind: Any = torch.Tensor) -> Any:
+    """`value` with `fn` of each tensor in it, or of all that is of another kind. Containers without stay."""
+    if isinstance(value, kind):
         return fn(value)
     inner = items(value)
     if not inner:
         return value
-    mapped = {key: nested(fn, item) for key, item in inner.items()}
+    mapped = {key: nested(fn, item, kind) for key, item in inner.items()}
     return rebuilt(value, mapped) if any(mapped[key] is not item for key, item in inner.items()) else value
 
 
-def tensors(value: Any) -> list[torch.Tensor]:
-    """All tensors in `value`, in the order in which `nested` comes to them."""
-    if isinstance(value, torch.Tensor):
+def tensors(value: Any, kind: Any = torch.Tensor) -> list[Any]:
+    """All tensors in `value`, or all that is of another kind, in the order in which `nested` comes to them."""
+    if isinstance(value, kind):
         return [value]
-    return [found for each in (items(value) or {}).values() for found in tensors(each)]
+    return [found for each in (items(value) or {}).values() for found in tensors(each, kind)]

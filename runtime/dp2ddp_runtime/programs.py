@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import os
 import subprocess
 import sys
@@ -128,27 +129,15 @@ def _start_nothing(real: Any, given: dict[str, Any]) -> None:
         real(**given)
 
 
-class _Shared(subprocess.Popen):  # type: ignore[type-arg]
+def _share_codes(process: Any, key: str) -> None:
     """What `poll` and `wait` give is what rank 0's do, each time."""
+    asked, wait = itertools.count(), process.wait
 
-    key: str
-    asked = 0
-
-    def poll(self) -> int | None:
-        return self._share(super().poll)
-
-    def wait(self, timeout: float | None = None) -> Any:
-        return self._share(functools.partial(super().wait, timeout))
-
-    def _share(self, ask: Callable[[], int | None]) -> int | None:
-        self.asked += 1
-        code = _told_by_main(f"{self.key}/{self.asked}", ask)
+    def shared(ask: Callable[..., int | None], *args: Any, **kwargs: Any) -> int | None:
+        code = _told_by_main(f"{key}/{next(asked)}", lambda: ask(*args, **kwargs))
         if world.rank and code is not None:
-            subprocess.Popen.wait(self)  # it ends by itself
-            self.returncode = code
+            wait()  # it ends by itself
+            process.returncode = code
         return code
 
-
-def _share_codes(process: Any, key: str) -> None:
-    kind = type(process)
-    process.__class__ = type(kind.__name__, (_Shared, kind), {"__module__": kind.__module__, "key": key})
+    process.poll, process.wait = functools.partial(shared, process.poll), functools.partial(shared, wait)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import types
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain
-from operator import attrgetter, is_
+from operator import attrgetter, is_, is_not
 from typing import Any, NamedTuple
 
 import torch
@@ -62,14 +62,8 @@ class Part:
         self.watched: list[tuple[str, Any]] = []  # the module's, from which these were made
         self.computed: list[tuple[str, Any]] = []  # those that hold trained tensors
         self.children = {name: None if child is None else id(child) for name, child in module._modules.items()}
-        self.weights: Any = getattr(module, "_flat_weights_names", None)  # of RNNs
         self.own: dict[str, Any] = {}  # parameters
         self.before: list[Any] = []
-
-    @property
-    def buffers(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.held["_buffers"]
-        return found
 
 
 class Replica:
@@ -144,7 +138,11 @@ class Replica:
                     f"{place.line()} wraps a model with uninitialized parameters ({type(each).__name__}): run it once "
                     "on a batch before it is wrapped"
                 )
-        copies = {id(each): each.__new__(self._class_of(each)) for each in plain}
+        copies: dict[int, Any] = {}
+        for each in plain:
+            kind: Any = type(each)
+            is_synced = self.syncs and isinstance(each, nn.modules.batchnorm._BatchNorm)
+            copies[id(each)] = kind.__new__(synced_class(kind) if is_synced else kind)
         copies.update((id(each), each) for each in scripted)
         self._back = {id(copies[id(each)]): weakref.ref(each) for each in plain}
         self.parts = [Part(each, copies[id(each)]) for each in plain]
@@ -176,7 +174,7 @@ class Replica:
             id(each.weight) for each in plain if isinstance(each, (nn.Embedding, nn.EmbeddingBag)) and each.sparse
         }
         self._watching = [part for part in self.parts if part.watched]
-        self.buffers = Buffers([part.buffers for part in self.parts])
+        self.buffers = Buffers([part.held["_buffers"] for part in self.parts])
         self._values = [part.held[name].values() for part in self.parts for name in ("_parameters", "_modules")]
         self._views = [*self._values, *(part.held for part in self.parts)]
         self._known = list(chain.from_iterable(self._values))
@@ -187,16 +185,11 @@ class Replica:
             if "_orig_mod" in part.children:
                 self._compile(part)
 
-    def _class_of(self, module: nn.Module) -> Any:
-        if self.syncs and isinstance(module, nn.modules.batchnorm._BatchNorm):
-            return synced_class(_class_of(module))
-        return type(module)
-
     def _look_into(self, part: Part, name: str, value: Any, copies: dict[int, Any], leaves: dict[int, Any]) -> None:
         """What an attribute holds beside the registered: modules, their methods, tensors that are trained."""
         found = list(_within(value))
         trained = [each for each in found if _is_trained(each)]
-        if any(isinstance(each, (nn.Module, types.MethodType)) for each in found) and _can_change(found, copies):
+        if any(copies.get(id(each), each) is not each for each in map(_module_of, found)):
             part.fixed[name] = _exchanged(value, copies)
             part.watched.append((name, value))
         if trained:
@@ -229,8 +222,6 @@ class Replica:
                 part.own = {name: own.get(id(each), each) for name, each in held["_parameters"].items()}
                 for name, value in part.computed:
                     part.fixed[name] = _exchanged(value, own)
-                if part.weights is not None:
-                    part.fixed["_flat_weights"] = [part.own.get(name) for name in part.weights]
             new = held.copy()
             new.update(part.fixed)
             new["_modules"] = part.children.copy()
@@ -276,27 +267,18 @@ class Replica:
             now = part.copy.__dict__
             if len(now) != len(part.before) or not all(map(is_, now.values(), part.before)):
                 before = dict(zip(now, part.before))  # keys that were there keep their places
+                originals = {key: original() for key, original in self._back.items()}
                 for name, value in now.items():
                     if name not in _PARTS and value is not before.get(name, self):
-                        found.append(Assigned(f"{index}.{name}", part.held, name, _exchanged(value, self._originals)))
-            buffers = part.buffers
+                        found.append(Assigned(f"{index}.{name}", part.held, name, _exchanged(value, originals)))
+            buffers = part.held["_buffers"]
             for name, value in now["_buffers"].items():
                 if value is not buffers.get(name, self):
                     buffers[name] = value if value is None else value.detach()
-            if len(now["_modules"]) != len(part.children) or len(now["_parameters"]) != len(part.own):
-                self._register(part, now)
+            for kind, known in (("_modules", part.children), ("_parameters", part.own)):
+                if len(now[kind]) != len(known):  # layers and parameters that the forward has made
+                    part.held[kind].update((name, value) for name, value in now[kind].items() if name not in known)
         return found
-
-    @property
-    def _originals(self) -> dict[int, Any]:
-        return {key: original() for key, original in self._back.items()}
-
-    def _register(self, part: Part, now: dict[str, Any]) -> None:
-        """Layers and parameters that a forward has made."""
-        for kind, known in (("_modules", part.children), ("_parameters", part.own)):
-            for name, value in now[kind].items():
-                if name not in known:
-                    part.held[kind][name] = value
 
     def keep(self, each: Assigned, shown: Any, local: Any) -> None:
         """Let the module have what was `assigned`: the script sees one value, and the next forward has its own."""
@@ -309,7 +291,7 @@ class Replica:
     @property
     def trains(self) -> bool:
         """Whether any module with buffers is in training mode."""
-        return any(part.held["training"] for part in self.parts if part.buffers)
+        return any(part.held["training"] for part in self.parts if part.held["_buffers"])
 
 
 def _modules_of(root: nn.Module) -> list[nn.Module]:
@@ -329,10 +311,6 @@ def _modules_of(root: nn.Module) -> list[nn.Module]:
     return list(found.values())
 
 
-def _class_of(value: Any) -> Any:
-    return type(value)
-
-
 def _module_of(value: Any) -> nn.Module | None:
     value = value.__self__ if isinstance(value, types.MethodType) else value
     return value if isinstance(value, nn.Module) else None
@@ -349,11 +327,8 @@ def _within(value: Any, levels: int = _LEVELS) -> Iterator[Any]:
 
 
 def _is_trained(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
-
-
-def _can_change(found: Iterable[Any], copies: dict[int, Any]) -> bool:
-    return any(copies.get(id(module), module) is not module for module in map(_module_of, found) if module is not None)
+    is_leaf = isinstance(value, torch.Tensor) and value.is_leaf
+    return is_leaf and (value.requires_grad or isinstance(value, nn.Parameter))  # one may be trained later
 
 
 def _exchanged(value: Any, others: dict[int, Any], levels: int = _LEVELS) -> Any:
@@ -369,8 +344,4 @@ def _exchanged(value: Any, others: dict[int, Any], levels: int = _LEVELS) -> Any
         mapped: Any = {key: _exchanged(each, others, levels - 1) for key, each in value.items()}
         return mapped if any(mapped[key] is not each for key, each in value.items()) else value
     entries = [_exchanged(each, others, levels - 1) for each in value]
-    return type(value)(entries) if any(map(_differs, entries, value)) else value
-
-
-def _differs(one: Any, other: Any) -> bool:
-    return one is not other
+    return type(value)(entries) if any(map(is_not, entries, value)) else value

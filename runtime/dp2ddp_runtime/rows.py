@@ -19,6 +19,7 @@ from torch._compile import _disable_dynamo  # the public one takes a second to i
 
 from . import place
 from .gradients import Layout
+from .nesting import nested, tensors
 from .world import SMALL, agree, exchange, gather_rows, group_of, waiting, world
 
 T = torch.Tensor
@@ -74,7 +75,7 @@ class Rows(T):
             raise RuntimeError(
                 f"{place.line()} traces with a loader's batch, which would be a constant: give it `batch.clone()`"
             )
-        found = found_in((args, kwargs))
+        found = tensors((args, kwargs), Rows)
         if all(each._whole is None and each._sizes == found[0]._sizes for each in found):
             done = cls._apart(func, args, kwargs, found)
             if done is not NotImplemented:
@@ -94,8 +95,8 @@ class Rows(T):
         """For what comes from C++: scripted functions, extensions, tracing. What comes from Python was seen before."""
         if func in _ALIASES and type(args[0]) is Rows and args[0]._whole is None:
             return args[0].made(args[0]._rows.detach(), args[0]._sizes, T.detach)
-        data = {id(each): each._data() for each in found_in((args, kwargs))}
-        args, kwargs = mapped(lambda each: data[id(each)], (args, kwargs or {}))
+        data = {id(each): each._data() for each in tensors((args, kwargs), Rows)}
+        args, kwargs = nested(lambda each: data[id(each)], (args, kwargs or {}), Rows)
         return func(*args, **kwargs)
 
     def made(self, rows: T, sizes: Sequence[int], view: Callable[[T], T] | None = None, sent: Any = None) -> Any:
@@ -181,20 +182,20 @@ def whole(value: Any) -> Any:
 
 def materialize(value: Any) -> Any:
     """The same nesting of tuples, lists and dicts, with whole batches in it. A collective if there are any."""
-    return mapped(whole, value)
+    return nested(whole, value, Rows)
 
 
 def on_whole(func: Any, args: Any, kwargs: Any) -> Any:
     """`func` of whole batches. What it writes into them is written into the script's own tensors. A collective."""
-    for each in found_in((args, kwargs)):
+    for each in tensors((args, kwargs), Rows):
         whole(each)
-    left = found_in((args, kwargs))
+    left = tensors((args, kwargs), Rows)
     if any(map(_is_leaf, left)):  # torch before 2.3: the gradient would be that of another tensor
         raise RuntimeError(
             f"{place.line()} wants the gradient of a loader's batch: give it `batch.clone().requires_grad_()`"
         )
     if left:
-        args, kwargs = mapped(lambda each: each._whole, (args, kwargs))
+        args, kwargs = nested(lambda each: each._whole, (args, kwargs), Rows)
     result = func(*args, **kwargs)
     for each in left:
         if not (each._whole.is_leaf or has_graph(each)):  # C++, and functions of the script's own, would see no graph
@@ -216,14 +217,8 @@ def pending() -> list[Rows]:
     return found
 
 
-def settle(batch: Rows, value: T | None) -> None:
-    """The whole of a batch has come with a message: `value`, on the CPU. No collective."""
-    if value is not None and isinstance(batch, Rows) and batch._whole is None:
-        batch._take(_arrived(batch, value))
-
-
 def land(batches: Sequence[Rows], told: Sequence[tuple[list[str], list[Any]]], but: Any = None) -> T | None:
-    """Settle the batches of which all ranks have sent their rows.
+    """Let the batches of which all ranks have sent their rows be whole. No collective.
 
     Args:
         batches: this rank's, as `pending` gave them.
@@ -238,8 +233,8 @@ def land(batches: Sequence[Rows], told: Sequence[tuple[list[str], list[Any]]], b
             value = torch.cat([part[:size] for part, size in zip(parts, batch._sizes)])
             if batch is but:
                 found = _arrived(batch, value)
-            else:
-                settle(batch, value)
+            elif isinstance(batch, Rows) and batch._whole is None:
+                batch._take(_arrived(batch, value))
     return found
 
 
@@ -265,27 +260,6 @@ def name_of(func: Any) -> str:
     return _PROPERTIES.get(func) or str(getattr(func, "__name__", ""))
 
 
-# ---- nestings of arguments -------------------------------------------------------------------------------------------
-
-
-def mapped(fn: Callable[[Any], Any], value: Any, kind: Any = Rows) -> Any:
-    """The same nesting with `fn` of each batch in it; or of all that is of another kind."""
-    if isinstance(value, kind):
-        return fn(value)
-    if isinstance(value, (tuple, list)) and found_in(value, kind):
-        return (list if isinstance(value, list) else tuple)(mapped(fn, each, kind) for each in value)
-    return {name: mapped(fn, each, kind) for name, each in value.items()} if type(value) is dict else value
-
-
-def found_in(value: Any, kind: Any = Rows) -> list[Any]:
-    """The batches in a nesting; or all that is of another kind."""
-    if isinstance(value, kind):
-        return [value]
-    if isinstance(value, (tuple, list)):
-        return [found for each in value for found in found_in(each, kind)]
-    return found_in([*value.values()], kind) if isinstance(value, dict) else []
-
-
 def cut(tensor: T, sizes: Sequence[int]) -> T:
     """This rank's rows of a tensor that all ranks have; those of the first that has any on a rank without."""
     return Layout(tuple(sizes), 0).take(tensor)
@@ -296,7 +270,7 @@ def cut(tensor: T, sizes: Sequence[int]) -> T:
 
 def _moved(func: Any, args: Any, kwargs: Any, found: list[Rows]) -> Any:
     """Moves and casts; also what is asked of the rows. Another tensor says only where to, or of which type."""
-    rows = func(*mapped(_own, args), **mapped(_own, kwargs))
+    rows = func(*nested(_own, args, Rows), **nested(_own, kwargs, Rows))
     batch = args[0]
     if not isinstance(rows, T) or not isinstance(batch, Rows):
         return rows
@@ -305,7 +279,7 @@ def _moved(func: Any, args: Any, kwargs: Any, found: list[Rows]) -> Any:
             return batch
         rows = rows.clone(memory_format=torch.contiguous_format)
     if (rows.device, rows.dtype) == (batch._rows.device, batch._rows.dtype):
-        rest = mapped(_own, (args[1:], kwargs))
+        rest = nested(_own, (args[1:], kwargs), Rows)
         return batch.made(rows, batch._sizes, lambda one: func(one, *rest[0], **rest[1]))
     sent = batch.sent if batch._rows.device.type == "cpu" != rows.device.type else None
     return batch.made(rows, batch._sizes, sent=sent)
@@ -320,14 +294,10 @@ def _is_dense(batch: Rows) -> bool:
     return sum(batch._sizes) == 1 or batch._rows.stride(0) == math.prod(batch._rows.shape[1:])
 
 
-def _laid_out(func: Any, args: Any, kwargs: Any, found: list[Rows]) -> Any:
-    return func(*mapped(_own, args), **kwargs) and _is_dense(found[0])
-
-
 def _like(func: Any, args: Any, kwargs: Any, found: list[Rows]) -> Any:
     """A new tensor of the same kind, for which the contents don't matter: whole."""
     batch, *rest = args
-    if found_in((rest, kwargs), T) or not batch._rows.is_contiguous() or not _is_dense(batch):
+    if tensors((rest, kwargs)) or not batch._rows.is_contiguous() or not _is_dense(batch):
         return NotImplemented
     return func(torch.empty(shape_of(batch), dtype=batch._rows.dtype, device=batch._rows.device), *rest, **kwargs)
 
@@ -361,15 +331,7 @@ def _item(func: Any, args: Any, kwargs: Any, found: list[Rows]) -> Any:
 
 
 def _is_plain_slice(value: Any) -> bool:
-    return type(value) is slice and all(each is None or type(each) is int for each in _parts(value))
-
-
-def _parts(value: slice) -> tuple[Any, Any, Any]:
-    return value.start, value.stop, value.step
-
-
-def _selected(func: Any, args: Any, kwargs: Any, found: list[Rows]) -> Any:
-    return _picked(args[0], args[2], ()) if len(args) == 3 and type(args[1]) is int and not args[1] else NotImplemented
+    return type(value) is slice and {type(value.start), type(value.stop), type(value.step)} <= {int, type(None)}
 
 
 def _picked(batch: Any, index: Any, columns: Any) -> Any:
@@ -417,7 +379,7 @@ def _bytes(tensor: T) -> T:
 
 def _viewed(func: Any, args: Any, kwargs: Any, found: list[Rows]) -> Any:
     """Shapes that leave a batch's dimension alone, of one batch."""
-    if len(found_in((args, kwargs), T)) > 1:
+    if len(tensors((args, kwargs))) > 1:
         return NotImplemented
     return _tried(func, args, kwargs, found, of_one=True)
 
@@ -427,17 +389,22 @@ def _tried(func: Any, args: Any, kwargs: Any, found: list[Rows], of_one: bool = 
     if any(kwargs.get(name, default) != default for name, default in _UNUSUAL):
         return NotImplemented
     batch = found[0]
-    shapes = _shapes(func, args, kwargs, batch)
+    key = func, torch.is_grad_enabled(), repr(nested(_kind, (args, kwargs)))
+    if key not in _shapes:
+        if len(_shapes) > 1000:
+            _shapes.clear()
+        _shapes[key] = _trial(func, args, kwargs, batch)
+    shapes = _shapes[key]
     if shapes is None:
         return NotImplemented
-    sizes, total, dim = batch._sizes, sum(batch._sizes), batch._rows.dim()
+    sizes = batch._sizes
 
     def own(each: T) -> T:
         if isinstance(each, Rows):
             return each._rows
-        return cut(each, sizes) if each.dim() == dim and len(each) == total else each
+        return cut(each, sizes) if _has_rows(each, batch) else each
 
-    made = func(*mapped(own, args, T), **mapped(own, kwargs, T))
+    made = func(*nested(own, args), **nested(own, kwargs))
     several = isinstance(made, (tuple, list))
     results = []
     for number, rows in enumerate(made if several else [made]):
@@ -447,12 +414,8 @@ def _tried(func: Any, args: Any, kwargs: Any, found: list[Rows], of_one: bool = 
         view = None
         if of_one:
             view = lambda one, number=number: _nth(func(one, *args[1:], **kwargs), number)  # noqa: E731
-        results.append(found[0].made(rows, sizes, view) if len(found) == 1 else _of_all(found, rows, sizes))
+        results.append(max(found, key=lambda each: type(each) is not Rows).made(rows, sizes, view))
     return type(made)(results) if several else results[0]
-
-
-def _of_all(found: list[Rows], rows: T, sizes: Sequence[int]) -> Any:
-    return max(found, key=lambda each: type(each) is not Rows).made(rows, sizes)
 
 
 def _nth(made: Any, number: int) -> Any:
@@ -460,63 +423,43 @@ def _nth(made: Any, number: int) -> Any:
 
 
 _UNUSUAL = (("out", None), ("inplace", False), ("alpha", 1))
-_shapes_of: dict[Any, list[list[int]] | None] = {}  # a trial takes 50 us, and steps are alike
+#: What comes out for the whole batch; None if it hasn't just one row for each. A trial takes 50 us, steps are alike.
+_shapes: dict[Any, list[list[int]] | None] = {}
 
 
-def _shapes(func: Any, args: Any, kwargs: Any, batch: Rows) -> list[list[int]] | None:
-    """The shapes that come out for the whole batch; None if they have not just one row for each of the batch's."""
-    total = sum(batch._sizes)
-    try:
-        key = func, total, torch.is_grad_enabled(), _key((args, kwargs))
-        if key in _shapes_of:
-            return _shapes_of[key]
-    except TypeError:  # something among the arguments can't be compared
-        return _trial(func, args, kwargs, batch, total)
-    if len(_shapes_of) > 1000:
-        _shapes_of.clear()
-    _shapes_of[key] = _trial(func, args, kwargs, batch, total)
-    return _shapes_of[key]
+def _kind(each: T) -> Any:
+    return type(each), [*each.shape], each.dtype, each.requires_grad
 
 
-def _trial(func: Any, args: Any, kwargs: Any, batch: Rows, total: int) -> list[list[int]] | None:
-    for each in found_in((args, kwargs), T):
-        if isinstance(each, Rows):
-            if each._rows.dim() != batch._rows.dim():
-                return None
-        elif (each.requires_grad and torch.is_grad_enabled()) or each.dim() > batch._rows.dim():
-            return None  # its gradient is to be the whole batch's
-        elif each.dim() == batch._rows.dim() and len(each) not in (1, total):
+def _has_rows(each: T, batch: Rows) -> bool:
+    return each.dim() == batch._rows.dim() and len(each) == sum(batch._sizes)
+
+
+def _trial(func: Any, args: Any, kwargs: Any, batch: Rows) -> list[list[int]] | None:
+    for each in tensors((args, kwargs)):
+        if each.dim() > batch._rows.dim() or (isinstance(each, Rows) and each.dim() < batch._rows.dim()):
             return None
-    try:
-        one, other = (_tried_shapes(func, args, kwargs, batch._rows.dim(), total, more) for more in (0, 1))
-    except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError):
-        return None  # the script's error, too: it is raised where the whole batch is asked for
-    if len(one) != len(other):
-        return None
-    return one if all(a[:1] == [total] and b == [total + 1, *a[1:]] for a, b in zip(one, other)) else None
+        if not isinstance(each, Rows):
+            if each.requires_grad and torch.is_grad_enabled():
+                return None  # its gradient is to be the whole batch's
+            if each.dim() == batch._rows.dim() and len(each) != 1 and not _has_rows(each, batch):
+                return None
+    shapes = []
+    for more in (0, 1):
 
+        def probe(each: T, more: int = more) -> T:
+            size = [len(each) + more, *each.shape[1:]] if _has_rows(each, batch) else each.shape
+            return torch.empty(size, dtype=each.dtype, device="meta")
 
-def _tried_shapes(func: Any, args: Any, kwargs: Any, dim: int, total: int, more: int) -> list[list[int]]:
-    def probe(each: T) -> T:
-        like = each._rows if isinstance(each, Rows) else each
-        has_rows = like.dim() == dim and (isinstance(each, Rows) or len(like) == total)
-        return torch.empty([total + more, *like.shape[1:]] if has_rows else like.shape, dtype=like.dtype, device="meta")
-
-    with torch.no_grad():
-        made = func(*mapped(probe, args, T), **mapped(probe, kwargs, T))
-    return [[*each.shape] for each in (made if isinstance(made, (tuple, list)) else [made])]
-
-
-def _key(value: Any) -> Any:
-    if isinstance(value, Rows):
-        return "rows", value._rows.shape[1:], value._rows.dtype
-    if isinstance(value, T):
-        return "tensor", value.shape, value.dtype, value.requires_grad
-    if isinstance(value, (tuple, list)):
-        return type(value), tuple(map(_key, value))
-    if isinstance(value, dict):
-        return tuple((name, _key(each)) for name, each in value.items())
-    return (slice, *_parts(value)) if type(value) is slice else (type(value), value)
+        try:
+            with torch.no_grad():
+                made = func(*nested(probe, args), **nested(probe, kwargs))
+        except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError):
+            return None  # the script's error, too: it is raised where the whole batch is asked for
+        shapes.append([[*each.shape] for each in (made if isinstance(made, (tuple, list)) else [made])])
+    total = sum(batch._sizes)
+    longer = [[total + 1, *shape[1:]] for shape in shapes[0] if shape[:1] == [total]]
+    return shapes[0] if longer == shapes[1] else None
 
 
 # ---- the list --------------------------------------------------------------------------------------------------------
@@ -562,7 +505,5 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(RESHAPES, _reshaped),
     **dict.fromkeys([*COMPARISONS, *EACH], _tried),
     **dict.fromkeys(LIKE, _like),
-    "is_contiguous": _laid_out,
     "__getitem__": _item,
-    "index_select": _selected,
 }

@@ -12,14 +12,20 @@ import weakref
 from contextlib import suppress
 from typing import IO, Any, Callable
 
+from .disk import disk
+
 _open, _replace = builtins.open, os.replace
 
 
 def descriptor(path: Any = None) -> int:
-    """A descriptor of an unlinked temporary file, which takes what another rank's file would; can begin as a copy."""
+    """A descriptor of an unlinked temporary file, which takes what another rank's file would.
+
+    Given a path, it begins as a copy of what was there before this rank has come to change it.
+    """
     with tempfile.TemporaryFile() as private:
         if path is not None:
-            with suppress(OSError), _open(path, "rb") as found:  # not there, or gone
+            was = disk.version(os.path.abspath(os.fsdecode(path)), 1)
+            with suppress(OSError), _open(was, "rb") as found:  # not there, or gone
                 shutil.copyfileobj(found, private)
             private.seek(0)
         return os.dup(private.fileno())

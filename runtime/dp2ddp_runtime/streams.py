@@ -7,9 +7,10 @@ rank's *own* states, so whatever it draws for its rows leaves the shared stream 
 
 from __future__ import annotations
 
-import ctypes
 import functools
+import inspect
 import itertools
+import marshal
 import random
 import sys
 import threading
@@ -31,7 +32,10 @@ REPLACED = {
 }
 np = codec.np
 _SEEDS = 1 << 63
+_CPU = torch.device("cpu")
 _MOST, _ITEMS = 2000, 64  # objects in which generators are looked for, and items of a container
+#: Attributes of methods, partials and instances.
+_LEADING = ("__self__", "__func__", "func", "args", "keywords", "__dict__")
 #: The classes of generators that a script may make.
 GENERATORS: tuple[Any, ...] = (random.Random, torch.Generator)
 if np is not None:
@@ -94,13 +98,13 @@ def _noticed(seed: Any) -> Any:
     return manual_seed
 
 
-def capture(with_numpy: bool = True) -> list[Any]:
+def capture() -> list[Any]:
     """The states of the ordinary generators: plain values, for `restore`. CUDA's is None unless that is in use."""
     device = _cuda()
     return [
         torch.default_generator.get_state(),
         random.getstate(),
-        np.random.get_state(legacy=False) if with_numpy and np is not None else None,
+        None if np is None else np.random.get_state(legacy=False),
         None if device is None else torch.cuda.get_rng_state(device),
     ]
 
@@ -109,7 +113,7 @@ def restore(states: Sequence[Any]) -> None:
     """Let the ordinary generators go on from what `capture` gave, maybe in another process."""
     torch.default_generator.set_state(states[0])
     random.setstate(states[1])
-    if states[2] is not None and np is not None:
+    if np is not None:
         np.random.set_state(states[2])
     device = _cuda()
     if states[3] is not None and device is not None:
@@ -135,76 +139,40 @@ def adopt(generators: Iterable[Any] = ()) -> None:
     """
     if world.alone:
         return
-    others = list(generators)
-
-    def states() -> Any:
-        return [capture(), [state_of(each) for each in others]]
-
     with lock:
-        if len({told.value for told in exchange("random streams", zlib.crc32(_bytes(states())))}) > 1:
-            kept, more = exchange("random streams' states", states() if world.rank == 0 else None)[0].value
-            restore(kept)
-            for generator, state in zip(others, more):
-                set_state(generator, state)
+        now = Position(list(generators))
+        if len({told.value for told in exchange("random streams", zlib.crc32(now.bytes))}) > 1:
+            now.states = exchange("random streams' states", now.states if world.rank == 0 else None)[0].value
+            now.go_back()
 
 
 class Position:
-    """Where the ordinary generators, and others, are: to see whether something was drawn, and to go back. Cheap.
-
-    NumPy copies its state in 32 us, and gives it back in 35 (the others: 9 and 3). Its memory is compared in 1.
-    """
+    """Where the ordinary generators, and others, are: to see whether something was drawn, and to go back."""
 
     def __init__(self, others: Sequence[Any] = ()) -> None:
         self._others = others
-        self._ours, self._memory, self._numpy = capture(False), _numpys_memory(), _numpys()
-        self._theirs = [state_of(each) for each in others]
+        self.states: Any = [capture(), [state_of(each) for each in others]]
+        self.bytes = _bytes(self.states)
 
     @property
     def moved(self) -> bool:
         """Whether any of them has been drawn from."""
-        (torchs, pythons, _, cudas), before = capture(False), self._ours
-        if pythons != before[1] or _numpys_memory() != self._memory:
-            return True
-        theirs = [state_of(each) for each in self._others]
-        return _bytes([torchs, cudas, theirs]) != _bytes([before[0], before[3], self._theirs])
+        return Position(self._others).bytes != self.bytes
 
     def go_back(self) -> None:
         """To where they were."""
-        restore([*self._ours[:2], self._numpy, self._ours[3]])
-        for generator, state in zip(self._others, self._theirs):
+        restore(self.states[0])
+        for generator, state in zip(self._others, self.states[1]):
             set_state(generator, state)
-
-
-class _Numpy:
-    """NumPy's state, copied where it has changed."""
-
-    memory: Any = b""
-    state: Any = None
-
-
-def _numpys() -> Any:
-    memory = _numpys_memory()
-    if np is not None and memory != _Numpy.memory:
-        _Numpy.memory, _Numpy.state = memory, np.random.get_state(legacy=False)
-    return _Numpy.state
-
-
-def _numpys_memory() -> Any:
-    if np is None:
-        return None
-    bits = np.random.mtrand._rand._bit_generator
-    if type(bits) is not np.random.MT19937:
-        return bits.state
-    return ctypes.string_at(bits.ctypes.state_address, 4 * 625)  # 624 words and the position
 
 
 def _bytes(value: Any) -> bytes:
     """The same for the same states."""
     if isinstance(value, torch.Tensor):
         return codec.memory(value)
-    if isinstance(value, (dict, list)):
-        return b";".join(_bytes(each) for each in (value.values() if isinstance(value, dict) else value))
-    return value.tobytes() if np is not None and isinstance(value, np.ndarray) else repr(value).encode()
+    if isinstance(value, list):
+        return b";".join(map(_bytes, value))
+    return marshal.dumps(value, 2)  # (later versions of the format tell how often something is held)
 
 
 # ---- a rank's own ----------------------------------------------------------------------------------------------------
@@ -214,8 +182,7 @@ class Stream:
     """A rank's own random stream. `with stream:` makes the ordinary generators draw from it.
 
     It starts from the seed that the script gave torch, anew where the script seeds again. Inside of another one it
-    changes nothing. NumPy takes part from the second forward on that draws from it: its state is dear to exchange, and
-    few forwards do. The first one draws alike on all ranks.
+    changes nothing.
 
     Args:
         rank: whose it is; None: this rank's.
@@ -224,53 +191,38 @@ class Stream:
     def __init__(self, rank: int | None = None) -> None:
         self.rank = rank
         self._began: Any = None  # the seed, and how often the script had seeded
-        self._memory = self._numpy = None  # NumPy's, where it takes no part
-        self._own: list[Any] = []
-        self._shared: list[Any] = []
-        self._has_numpy = False
+        self._states: list[Any] = []  # its own; inside, the shared ones
 
     def __enter__(self) -> Stream:
         lock.acquire()
         _entered.append(self)
         if len(_entered) == 1:
             began = torch.initial_seed(), _Seeding.count
+            seed = replica_seed(began[0], world.rank if self.rank is None else self.rank)
             if began != self._began:
-                self._began = began
-                self._own = self._start()
-            self._memory = None if self._has_numpy else _numpys_memory()
-            self._numpy = None if self._has_numpy else _numpys()
-            self._complete()
-            self._shared, self._own = self._exchange(self._own), []
+                self._began, self._states = began, _started(seed)
+            device = _cuda()
+            if device is not None and self._states[3] is None:  # it has come into use
+                self._states[3] = torch.Generator(device).manual_seed(seed).get_state()
+            self._exchange()
         return self
 
     def __exit__(self, *error: object) -> None:
         _entered.pop()
         if not _entered:
-            self._own = self._exchange(self._shared)
-            if not self._has_numpy and self._memory != _numpys_memory():
-                np.random.set_state(self._numpy)
-                self._has_numpy, self._own[2] = True, None
+            self._exchange()
         lock.release()
 
-    def _exchange(self, states: list[Any]) -> list[Any]:
-        before = capture(self._has_numpy)
-        restore(states)
-        return before
+    def _exchange(self) -> None:
+        before = capture()
+        restore(self._states)
+        self._states = before
 
-    @property
-    def _seed(self) -> int:
-        return replica_seed(self._began[0], world.rank if self.rank is None else self.rank)
 
-    def _complete(self) -> None:
-        """With what has come into use."""
-        device = _cuda()
-        if device is not None and self._own[3] is None:
-            self._own[3] = torch.Generator(device).manual_seed(self._seed).get_state()
-        if self._has_numpy and self._own[2] is None:
-            self._own[2] = np.random.RandomState(self._seed % (1 << 32)).get_state(legacy=False)
-
-    def _start(self) -> list[Any]:
-        return [torch.Generator().manual_seed(self._seed).get_state(), random.Random(self._seed).getstate(), None, None]
+def _started(seed: int) -> list[Any]:
+    """States as `capture` gives them."""
+    numpys = None if np is None else np.random.RandomState(seed % (1 << 32)).get_state(legacy=False)
+    return [torch.Generator().manual_seed(seed).get_state(), random.Random(seed).getstate(), numpys, None]
 
 
 _entered: list[Stream] = []  # the `with` blocks we are in
@@ -318,56 +270,32 @@ def generators_in(*roots: Any) -> list[Any]:
 
     In the same order on every rank.
     """
-    found, seen, todo = [], {id(each): each for each in _ordinary()}, deque(roots)
+    ordinary = [torch.default_generator, vars(random)["_inst"], *([] if np is None else [np.random.mtrand._rand])]
+    found, seen, todo = [], {id(each): each for each in ordinary}, deque(roots)
     while todo and len(seen) < _MOST:
         value = todo.popleft()
         if value is None or isinstance(value, (str, bytes, int, float, torch.Tensor, type)) or id(value) in seen:
             continue
         seen[id(value)] = value  # kept, so that no other object gets its id
-        if isinstance(value, GENERATORS):
-            if _has_state(value):
-                found.append(value)
-        else:
+        if not isinstance(value, GENERATORS):
             todo.extend(_parts(value))
+        elif not isinstance(value, random.SystemRandom) and getattr(value, "device", _CPU) == _CPU:
+            found.append(value)
     return found
-
-
-def _ordinary() -> list[Any]:
-    ours = [torch.default_generator, vars(random)["_inst"]]
-    return ours if np is None else [*ours, np.random.mtrand._rand]
-
-
-def _has_state(generator: Any) -> bool:
-    on_device = isinstance(generator, torch.Generator) and generator.device.type != "cpu"
-    return not on_device and not isinstance(generator, random.SystemRandom)
 
 
 def _parts(value: Any) -> Iterator[Any]:
     """What an object leads to."""
-    if isinstance(value, dict):
-        yield from itertools.islice(value.values(), _ITEMS)
-    elif isinstance(value, (list, tuple, deque)):
-        yield from itertools.islice(value, _ITEMS)
+    if isinstance(value, (dict, list, tuple, deque)):
+        yield from itertools.islice(value.values() if isinstance(value, dict) else value, _ITEMS)
     elif isinstance(value, types.ModuleType):
         yield from (each for each in vars(value).values() if isinstance(each, GENERATORS))
     elif isinstance(value, types.FunctionType):
-        yield from (cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell))
-        yield value.__defaults__
-        yield _scripts_module(value.__module__)
-    elif isinstance(value, functools.partial):
-        yield from (value.func, value.args, value.keywords)
-    elif isinstance(value, (types.MethodType, types.BuiltinMethodType)):
-        yield from (value.__self__, getattr(value, "__func__", None))
+        yield from inspect.getclosurevars(value).nonlocals.values()
+        yield from (value.__defaults__, _scripts_module(value.__module__))
     else:
-        yield getattr(value, "__dict__", None)
+        yield from (getattr(value, name, None) for name in _LEADING)
         yield from (_scripts_module(kind.__module__) for kind in type(value).__mro__)
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:  # its name isn't bound yet
-        return False
 
 
 def _scripts_module(name: Any) -> Any:

@@ -1,6 +1,6 @@
 """What rank 0 tells, once and for all, and the ranks' counters: by the key-value store, and never a collective.
 
-Before there is anybody to hear it, rank 0 keeps it.
+Before there is anybody to hear it, rank 0 keeps what it tells.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _POLL = 0.005  # seconds
 
 
 class Kept:
-    """What was told and counted while there was no store; the store gets it by `hand_over`.
+    """What was told while there was no store; the store gets it by `hand_over`.
 
     Attributes:
         keeps: whether there may be somebody to hear it, later.
@@ -24,17 +24,13 @@ class Kept:
     def __init__(self) -> None:
         self.keeps = False
         self.values: dict[str, bytes] = {}
-        self.counts: dict[str, int] = {}
         self.at_birth: list[Callable[[], None]] = []  # called when there is somebody to hear
 
     def hand_over(self) -> None:
         """To the store, which there is from now on."""
         for key, data in self.values.items():
             put(key, data)
-        for key, number in self.counts.items():
-            world.store.add(key, number)
         self.values.clear()
-        self.counts.clear()
         for call in self.at_birth:
             call()
 
@@ -66,9 +62,7 @@ def tell(key: str, value: Any) -> None:
 
 def told(key: str) -> tuple[Any] | None:
     """What was told; None if it wasn't. Never waits."""
-    if world.store is None or not has(key):
-        return None
-    return (codec.decode(world.store.get(key)),)
+    return None if world.store is None or not has(key) else (codec.decode(world.store.get(key)),)
 
 
 def hear(key: str, what: str) -> Any:
@@ -78,11 +72,8 @@ def hear(key: str, what: str) -> Any:
 
 
 def count(key: str, more: int = 0) -> int:
-    """A counter that all ranks share, with `more` added."""
-    if world.store is None:
-        kept.counts[key] = kept.counts.get(key, 0) + more
-        return kept.counts[key]
-    return int(world.store.add(key, more))
+    """A counter that all ranks share, with `more` added; without a store, this rank's alone, and not kept."""
+    return more if world.store is None else int(world.store.add(key, more))
 
 
 def wait_until(done: Callable[[], bool], what: str) -> None:

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import sysconfig
 import tempfile
-import threading
-from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 from torch.utils.data import get_worker_info
 
 from . import place
 from .acting import mode
-from .disk import disk
+from .disk import chain, disk
 from .world import world
 
 _SYSTEM = ("/dev/", "/proc/", "/sys/", sysconfig.get_path("stdlib") + os.sep)
 _CACHES = ("TORCH_HOME", "HF_HOME", "MPLCONFIGDIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
-_AT_HOME = ("torch", "torch_extensions", "torch_kernels", "matplotlib", "huggingface", "fontconfig", "pip")
-_MORE_AT_HOME = (".triton", ".nv", ".keras", os.path.join(".config", "matplotlib"))
+_AT_HOME = (".cache/torch", ".cache/huggingface", ".cache/matplotlib", ".cache/fontconfig", ".config/matplotlib")
 
-_turns: Counter[str] = Counter()
-_turns_lock = threading.Lock()
+_turns: dict[str, Iterator[int]] = {}
 #: In `main_first` `main_only` is for this rank as well; what samples write, ranks may write at once.
 _OWN = {"first": "own", "sample": "own"}
 #: Files and folders that `tempfile` has named.
@@ -47,9 +45,7 @@ def mode_of() -> str:
 def turn(what: str) -> str:
     """A key for what is told at the script's line this time; by line, as ranks may differ in what they pass."""
     key = f"{what} {place.line()}"
-    with _turns_lock:
-        _turns[key] += 1
-        return f"{key} {_turns[key]}"
+    return f"{key} {next(_turns.setdefault(key, itertools.count(1)))}"
 
 
 def ours(path: Any, dir_fd: int | None = None) -> str | None:
@@ -63,25 +59,20 @@ def ours(path: Any, dir_fd: int | None = None) -> str | None:
         except OSError:
             return None
     whole = os.path.abspath(name)
-    return None if whole.startswith((*_SYSTEM, *_caches(os.environ.get("HOME", "")))) or _is_temporary(whole) else whole
-
-
-def _is_temporary(folder: str) -> bool:
-    while temporary and len(folder) > 1:
-        if folder in temporary:
-            return True
-        folder = os.path.dirname(folder)
-    return False
+    is_own = whole.startswith((*_SYSTEM, *_caches(os.environ.get("HOME", "")))) or not temporary.isdisjoint(
+        chain(whole)
+    )
+    return None if is_own else whole
 
 
 @functools.lru_cache(maxsize=1)
 def _caches(home: str) -> tuple[str, ...]:
-    """The folders in which libraries keep what they can make again."""
+    """How paths begin in which libraries keep what they can make again (".cache/torch_extensions", too)."""
     named = [os.environ[name] for name in _CACHES if os.environ.get(name)]
-    at_home = [os.path.join(home, ".cache", name) for name in _AT_HOME] + [os.path.join(home, n) for n in _MORE_AT_HOME]
     installed = [sysconfig.get_path(name) for name in ("purelib", "platlib")]
     compiled = os.path.join(tempfile.gettempdir(), "torchinductor_")
-    return (*(os.path.abspath(each) + os.sep for each in (*named, *at_home, *installed)), compiled)
+    at_home = [os.path.join(home, each) for each in (*_AT_HOME, ".triton", ".nv")]
+    return (*(os.path.abspath(each) + os.sep for each in (*named, *installed)), *at_home, compiled)
 
 
 def is_by_tempfile(frame: Any) -> bool:

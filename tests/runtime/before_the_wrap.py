@@ -26,6 +26,9 @@ found.append(open("data/a.txt").read())
 for i in range(3):
     json.dump([i], open("state.json", "w"))
     found.append(json.load(open("state.json")))
+with open("state.json", "r+") as f:
+    found.append(f.read())
+    f.write(" ")
 log = open("log.txt", "w")
 log.write("before\n")
 name = ddp.broadcast(f"{time.time()}")

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 import torch
 from dp2ddp_runtime import load, load_state_dict, save
-from dp2ddp_runtime.model import fit_prefix
 from dp2ddp_runtime.world import world
 from torch import nn
 
@@ -73,27 +72,9 @@ def test_killed_during_a_save_leaves_the_old_file(tmp_path: Path) -> None:
         assert os.WTERMSIG(in_child(die)) == signal.SIGKILL
         assert path.read_bytes() == old
         assert load(path)["step"] == 1
-    assert len(list(tmp_path.glob(".net.pt.*.tmp"))) == 1, "the second's save has removed the first's"
-    save(0, tmp_path / "net.pt.other")
-    assert len(list(tmp_path.glob(".net.pt.*.tmp"))) == 1, "another file's"
+    assert len(list(tmp_path.glob(".net.pt.*.tmp"))) == 2, "nobody was left to remove them"
     save({"step": 3}, path)
     assert load(path) == {"step": 3}
-    assert sorted(os.listdir(tmp_path)) == ["net.pt", "net.pt.other"]
-
-
-def test_a_save_leaves_the_folders_of_saves_that_go_on(tmp_path: Path) -> None:
-    """Of another job, or of a thread of this one."""
-
-    class SavesMeanwhile:
-        def __reduce__(self) -> Any:
-            assert len(list(tmp_path.glob(".net.pt.*.tmp/net.pt"))) == 1
-            save("inner", tmp_path / "net.pt")
-            assert len(list(tmp_path.glob(".net.pt.*.tmp/net.pt"))) == 1
-            return str, ("outer",)
-
-    save(SavesMeanwhile(), tmp_path / "net.pt")
-    assert load(tmp_path / "net.pt", weights_only=False) == "outer"
-    assert os.listdir(tmp_path) == ["net.pt"]
 
 
 @pytest.fixture
@@ -107,10 +88,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_disk_with_room_for_one_checkpoint(small_disk: Path) -> None:
+    """The error is torch's; the old file stays whole."""
     path = small_disk / "net.pt"
     save(torch.ones(600_000), path)
     for zip_file in (True, False):
-        with pytest.raises(OSError, match=r"ddp\.save has no room: .*the old one, which stays whole"):
+        with pytest.raises((OSError, RuntimeError)):
             save(torch.zeros(600_000), path, _use_new_zipfile_serialization=zip_file)
         assert os.listdir(small_disk) == ["net.pt"]
         assert load(path).sum() == 600_000
@@ -261,16 +243,20 @@ def test_keys_fit_with_or_without_prefix(saved: Any, wrapped: bool) -> None:
     assert (list(state), dict(state._metadata)) == (keys, versions), "the caller's dictionary has changed"
 
 
-def test_metadata_is_renamed_along() -> None:
-    plain, wrapped = Net().state_dict(), nn.DataParallel(Net()).state_dict()
-    for state, other in ((plain, wrapped), (wrapped, plain)):
-        renamed = fit_prefix(state, other.keys())
-        assert list(renamed) == list(other)
-        names = set(other._metadata)
-        assert {name: renamed._metadata[name] for name in names & set(renamed._metadata)} == {
-            name: other._metadata[name] for name in names & set(renamed._metadata)
-        }
-        assert renamed._metadata["module.norm" if other is wrapped else "norm"] == {"version": 2}
+def test_versions_of_modules_come_along() -> None:
+    class Versioned(nn.Linear):
+        _version = 7
+
+        def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *args: Any) -> None:
+            found.append((prefix, metadata.get("version")))
+            super()._load_from_state_dict(state, prefix, metadata, *args)
+
+    plain = nn.Sequential(Versioned(1, 1))
+    for saved in (plain, nn.DataParallel(plain)):
+        found: list[Any] = []
+        load_state_dict(plain, saved.state_dict())
+        load_state_dict(nn.DataParallel(plain), saved.state_dict())
+        assert [version for _, version in found] == [7, 7]
 
 
 def test_states_that_do_not_fit() -> None:
@@ -282,9 +268,6 @@ def test_states_that_do_not_fit() -> None:
     state["extra"] = torch.ones(1)
     with pytest.raises(RuntimeError, match="Unexpected key"):
         load_state_dict(Net(), OrderedDict(state))
-    assert fit_prefix({}, ["a"]) == {}
-    same_object = Net().state_dict()
-    assert fit_prefix(same_object, Net().state_dict().keys()) is same_object
 
 
 def test_optimizers_and_options_are_passed_on() -> None:

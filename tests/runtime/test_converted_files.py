@@ -131,30 +131,6 @@ def test_names_of_a_rank_s_own_that_are_only_written_are_rank_0_s(ranks: Any, tm
     assert (run / "log").read_text().split() == ["begun", "0", "1", "2"]
 
 
-def test_figures_given_to_a_writer_are_closed_on_every_rank(ranks: Any, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    body = """
-        import matplotlib
-        matplotlib.use("agg")
-        import matplotlib.pyplot as plt
-        class Fake:
-            def add_figure(self, tag, figure, global_step=None, close=True, walltime=None):
-                if close:
-                    [plt.close(each) for each in (figure if isinstance(figure, list) else [figure])]
-        from dp2ddp_runtime import main_only
-        writer = main_only(Fake)()
-        open_now = []
-        for step in range(3):
-            writer.add_figure("one", plt.figure(), step)
-            writer.add_figure("two", [plt.figure(), plt.figure()])
-            open_now.append(len(plt.get_fignums()))
-        writer.add_figure("kept", plt.figure(), close=False)
-        writer.add_figure("kept", plt.figure(), 1, False)
-        result = [*open_now, len(plt.get_fignums())]
-    """
-    assert _results(ranks, body, tmp_path) == [[0, 0, 0, 2]] * 2
-
-
 def test_a_window_s_key_is_one_answer(ranks: Any, tmp_path: Path) -> None:
     cv2 = tmp_path / "cv2.py"
     cv2.write_text("shown = []\ndef imshow(*args):\n    shown.append(args[0])\ndef waitKey(ms):\n    return 27\n")

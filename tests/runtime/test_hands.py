@@ -276,8 +276,22 @@ def test_what_is_done_before_the_wrap_is_done_once_and_seen_by_all(warm: Warm, t
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()
     assert first == second
-    assert '"inner", [0], [1], [2], 3, true, "before\\nafter\\nmore\\n", 3, 0, "x\\n", false, []' in first
+    assert '"inner", [0], [1], [2], "[2]", 3, true, "before\\nafter\\nmore\\n", 3, 0, "x\\n", false, []' in first
     assert (tmp_path / "prog").read_text() == "x\n"
+
+
+def test_a_large_file_that_is_removed_before_the_wrap_is_missed_loudly(warm: Warm, tmp_path: Path) -> None:
+    body = """
+        ddp.setup()
+        with open("large", "w") as file:
+            file.truncate(65 << 20)
+        print(open("large").read(1) == chr(0))
+        os.remove("large")
+        ddp.wrap_model(torch.nn.Linear(1, 1))
+        """
+    done = warm.start(write(tmp_path, body), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "True\n")
+    assert "rank 0 has removed or overwritten it since, before the first wrap: start again" in done.stderr
 
 
 def test_the_runtime_replaces_no_more_than_it_says(ranks: RankPool) -> None:

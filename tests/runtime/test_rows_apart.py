@@ -46,7 +46,6 @@ def detection(samples: list[Any]) -> Any:
     numbers = torch.stack([image[0, 0, 0] for image in images])
     return {
         "images": torch.stack(images),
-        "transposed": torch.stack([image[0, 0, :5] for image in images], dim=1),
         "targets": targets,
         "boxes": boxes,
         "labels": Labels(list(names), numbers),
@@ -143,10 +142,6 @@ def own_class(samples: list[Any]) -> Any:
     return [Batch([image for image, *_ in samples])]
 
 
-def square(samples: list[Any]) -> Any:
-    return torch.zeros(len(samples), len(samples))
-
-
 def only_of_two(samples: list[Any]) -> Any:
     return {"image": samples[0][0]} if len(samples) > 2 else {"image": samples[0][0], "other": samples[1][0]}
 
@@ -177,11 +172,15 @@ def refused(collate: Callable[[Any], Any], workers: int) -> str:
     return ""
 
 
+def transposed(samples: list[Any]) -> Any:
+    return torch.stack([image[0, 0, :5] for image, *_ in samples], dim=1)
+
+
 REFUSED: list[tuple[Callable[[Any], Any], str]] = [
-    (joined, "batch has the shape [6, 80, 80] for 2 samples, and [9, 80, 80] for one more"),
-    (own_class, "batch[0] is a Batch, in which no rows can be found"),
-    (square, "batch has the shape [2, 2] for 2 samples, and [3, 3] for one more"),
-    (only_of_two, "batch has 2 entries for 2 samples, and 1 for one more"),
+    (joined, "batch is a Tensor of shape [6, 80, 80] for 2 samples, which neither grows by one with each sample"),
+    (own_class, "batch[0] is a Batch for 2 samples"),
+    (transposed, "batch is a Tensor of shape [5, 2] for 2 samples"),
+    (only_of_two, "batch is a dict for 2 samples"),
 ]
 DIFFERS: list[tuple[Callable[[Any], Any], str]] = [
     (padded, "rank 0: [['torch.float32', 3, 80, 80], ['torch.float32', 1, 4]]; rank 1: ["),

@@ -53,8 +53,6 @@ DRAWS: dict[str, Callable[[], Any]] = {
 def test_where_a_forward_draws_the_shared_stream_stays_as_it_was(steps: list[tuple[bool, list[str]]]) -> None:
     """It gives what it gives where there are no forwards; a forward's what it gives where the script draws nothing."""
     own = streams.Stream(rank=1)
-    with own:
-        np.random.rand()  # from now on NumPy takes part
 
     def go(which: Sequence[bool]) -> list[Any]:
         ddp.seed_everything(9)
