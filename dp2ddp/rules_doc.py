@@ -59,7 +59,7 @@ def _parts(rule: Rule) -> Iterator[tuple[str, str, Example | None]]:
 
 def flags_of(example: Example) -> str:
     """The options of the command line that make `example`, its rule's id left out."""
-    names = ("sync_bn", "clean_keys", "allow_ddp", "rows")
+    names = ("sync_bn", "allow_ddp", "rows")
     return " ".join(f"--{name.replace('_', '-')}" for name in names if getattr(example, name))
 
 

@@ -32,7 +32,6 @@ FLOWS: dict[str, tuple[str, ...]] = {
         "command",
         "page",
         "convert",
-        "codemods",
         "pretend_cuda",
         "verify",
     ),
@@ -183,22 +182,17 @@ def test_every_file_is_on_the_page_as_it_calls_itself() -> None:
 def _walk(text: str) -> Iterator[str]:
     """A script's way through the stages, with the values that it really has there."""
     source = parse(text, "train.py")
-    facts = Facts.of(source)
-    (wrap,) = facts.wraps.models
-    names = {n.id: n for n in source.nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    facts = Facts(source)
+    (wrap,), (loader,) = facts.wraps.models, facts.loaders.calls
     yield f"source     {len(source.files)} file, {len(source.nodes)} nodes"
-    yield f"names      {source.segment(wrap.call.func)} is {facts.names.qualified(wrap.call.func)}"
-    for name in ("net", "loader"):
-        roles = sorted(type(role).__name__ for role in facts.resolver.roles(names[name]))
-        yield f"roles      {name}: {', '.join(roles)}"
-    yield f"facts      wraps.models: line {wrap.call.lineno}, of {source.segment(wrap.model)}"
-    yield f"           launches: before line {facts.launches[0].statement.lineno}"
-    yield f"           loader_sites: line {', '.join(str(site.lineno) for site in facts.loader_sites)}"
-    yield f"           own_ddp.present: {facts.own_ddp.present}; blockers: {facts.blockers}"
+    yield f"names      {source.segment(wrap.func)} is {facts.qualified(wrap.func)}"
+    yield f"facts      wraps.models: line {wrap.lineno}; wraps.targets: {', '.join(sorted(facts.wraps.targets))}"
+    yield f"           loaders.calls: line {loader.lineno}"
+    yield f"           entries: {len(facts.entries)} file; blockers: {facts.blockers}"
     for edit in plan(source, Options()).edits:
         if isinstance(edit, AddImport):
             continue
-        what = edit.template if isinstance(edit, ReplaceExpr) else "; ".join(getattr(edit, "lines", ()))
+        what = edit.template if isinstance(edit, ReplaceExpr) else "; ".join(filter(None, getattr(edit, "lines", ())))
         (line, column), _ = edit.span
         yield f"plan       {edit.rule} {line}:{column} {type(edit).__name__} {what}".rstrip()
 

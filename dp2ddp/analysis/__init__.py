@@ -1,1 +1,1 @@
-"""What a script means: the roles that names play, its wraps, loops, files. A parsed program in, facts out."""
+"""What a program says: names, classes, wraps, loaders, and what can't be converted. A parsed program in, facts out."""

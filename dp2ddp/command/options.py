@@ -123,7 +123,6 @@ CONVERSION = _together(
         "otherwise.",
     ),
     flag("sync-bn", help="Convert BatchNorm to SyncBatchNorm (differs from DataParallel)."),
-    flag("clean-keys", help="Save checkpoints without `module.` in their keys."),
     flag(
         "allow-ddp",
         help="Convert scripts that can also set up DistributedDataParallel themselves, and leave that part of them "

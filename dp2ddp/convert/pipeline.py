@@ -7,12 +7,10 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Union
 
+from dp2ddp.analysis import own_ddp
 from dp2ddp.analysis.catalogue import libraries
-from dp2ddp.analysis.control.reached import Running
-from dp2ddp.analysis.existing_ddp import refusals
 from dp2ddp.convert.plan import Plan, plan
 from dp2ddp.errors import BadInput, EditError, NotRewritable, blamed
 from dp2ddp.notebook.notebook import LineMap
@@ -23,7 +21,6 @@ from dp2ddp.rules import Options, all_rules, check_ignored
 from dp2ddp.rules.unsupported import NOTHING
 from dp2ddp.source import syntax
 from dp2ddp.source.depth import too_deep, with_room
-from dp2ddp.source.names import Names
 from dp2ddp.source.program import File, ParsedProgram, link
 from dp2ddp.source.spans import Span, moved
 
@@ -51,8 +48,6 @@ class Conversion:
         notes: what a person has to look at, in the order of the source.
         changed: whether `new_text` differs from the original.
         converted_before: the script calls the runtime already, and was left as it is.
-        unreached: parts of it that stay as they are since no script with a wrap comes to them, by name.
-        on_one_device: every wrap in its program is written for one device, so it stays one process.
         refused: something in its program can't be converted, so nothing was; the notes on that file say what.
         places: of a script that was made from a notebook, where its lines stand there.
         old_text: the original source.
@@ -63,8 +58,6 @@ class Conversion:
     notes: Sequence[Note] = ()
     changed: bool = False
     converted_before: bool = False
-    unreached: Sequence[str] = ()
-    on_one_device: bool = False
     refused: bool = False
     places: LineMap | None = None
     old_text: str = ""
@@ -141,7 +134,7 @@ def _convert(source: ParsedProgram, texts: Mapping[str, str], options: Options) 
 
 
 def _conversions(source: ParsedProgram, texts: Mapping[str, str], options: Options) -> dict[str, Conversion]:
-    converted = {file.name for file in source.files if refusals.is_converted(file)}
+    converted = {file.name for file in source.files if own_ddp.is_converted(file)}
     if converted:
         notes = {file.name: _left_behind(file, converted) for file in source.files if file.name not in converted}
         return {
@@ -162,22 +155,17 @@ def _refuse(source: ParsedProgram, options: Options) -> None:
     Raises:
         BadInput: it does. Where --allow-ddp would not do, it says all that would be in its way.
     """
-    running = cache(lambda: Running(source, Names(source)))
-
-    def runs(node: ast.AST) -> bool:
-        return running().runs(node)
-
     for file in source.files:
-        refusals.refuse(file, runs, allow_ddp=True)
-    beside = any(map(refusals.uses_data_parallel, source.files))
+        own_ddp.refuse(file, allow_ddp=True)
+    beside = any(map(own_ddp.uses_data_parallel, source.files))
     for file in source.files if not options.allow_ddp else ():
         try:
-            refusals.refuse(file, runs, others=[other for other in source.files if other is not file])
+            own_ddp.refuse(file, others=[other for other in source.files if other is not file])
         except BadInput as error:
             found = _beside_ddp(source, options) if beside else []
             if found == []:
                 raise
-            start = refusals.how_to_start(source.files)
+            start = own_ddp.how_to_start(source.files)
             if found is None:
                 todo = f"{start}; there is no nn.DataParallel to convert beside it"
             else:
@@ -204,7 +192,7 @@ def in_brief(note: Note, where: str) -> str:
 
 def _left_behind(file: File, converted: set[str]) -> list[Note]:
     """What to do about a file that still wraps models, in a program of which others were converted without it."""
-    where = refusals.first_use_of_data_parallel(file)
+    where = own_ddp.first_use_of_data_parallel(file)
     if where is None:
         return []
     line, column = where
@@ -232,13 +220,10 @@ def _convert_file(file: File, original: str, source: ParsedProgram, planned: Pla
     edits = [at(edit, in_file) for edit in planned.edits if source.file_of_line(edit.span.start.line) is file]
     notes = [at(note, in_file) for note in planned.notes if source.file_of_line(note.span.start.line) is file]
     notes.sort(key=lambda note: note.span)
-    unreached = [name for part, name in planned.unreached if source.file(part) is file]
     if not planned.edits or not (edits or notes):
         return Conversion(
             original,
             notes=[at(note, as_written) for note in notes],
-            unreached=unreached,
-            on_one_device=file.tree in planned.on_one_device,
             refused=planned.refused,
         )
     comments = [_comment(note, file, source) for note in notes if options.annotate]
@@ -249,7 +234,6 @@ def _convert_file(file: File, original: str, source: ParsedProgram, planned: Pla
         new_text,
         edits=sorted((at(each, as_written) for each in told), key=lambda edit: edit.span.start),
         notes=[at(note, as_written) for note in notes],
-        unreached=unreached,
         changed=new_text != original,
     )
 

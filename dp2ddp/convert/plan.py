@@ -7,18 +7,19 @@ in silence. A comment that leaves nothing out is noted, too.
 
 from __future__ import annotations
 
-import ast
 import io
 import re
 import tokenize
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from dp2ddp.analysis.catalogue import Catalogue
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.errors import BadInput, blamed
 from dp2ddp.project import wrapcalls
-from dp2ddp.rewrite.edits import Done, Edit, Finding, Note
+from dp2ddp.rewrite.edits import Edit, Finding, Note
 from dp2ddp.rules import Decisions, Options, all_rules, check_ignored, rule
+from dp2ddp.rules.launch import LaunchRule
 from dp2ddp.source.program import File, ParsedProgram
 from dp2ddp.source.spans import Span
 
@@ -36,16 +37,11 @@ class Plan:
     Attributes:
         edits: in the order of the rules, each rule's in the order of the source.
         notes: what needs a person.
-        unreached: functions, methods, classes and main guards that would have had some, and that no script with a wrap
-            comes to; with what to call them.
-        on_one_device: the files of scripts whose every wrap is written for one device, so nothing is to be done.
         refused: a use of `DataParallel` can't be converted, so nothing is; the notes say which.
     """
 
     edits: Sequence[Edit] = ()
     notes: Sequence[Note] = ()
-    unreached: Sequence[tuple[ast.stmt, str]] = ()
-    on_one_device: Collection[ast.Module] = ()
     refused: bool = False
 
 
@@ -53,67 +49,39 @@ def plan(source: ParsedProgram, options: Options) -> Plan:
     """Plan the conversion of a script."""
     if not any(map(source.mentions, wrapcalls.CALLED)):
         return Plan()
-    return decide(
-        Facts.of(source, sync_bn=options.sync_bn, allow_ddp=options.allow_ddp, functions=options.functions), options
-    )
+    catalogue = Catalogue(options.functions)
+    return decide(Facts(source, allow_ddp=options.allow_ddp, sync_bn=options.sync_bn, catalogue=catalogue), options)
+
+
+_NOTHING_ASKED = Decisions(Options(), {})
 
 
 def decide(facts: Facts, options: Options) -> Plan:
-    """Plan the conversion of a script of which the facts are at hand."""
-    if facts.blockers or not facts.wraps.found:
-        # Half a conversion would train something else: where one wrap can't be converted, none is.
-        rules = [each for each in all_rules() if each.explains]
-    else:
-        wanted = [each for each in all_rules() if facts.parallel or not each.parallel]
-        rules = [each for each in wanted if options.runs(each.id)]
+    """Plan the conversion of a program of which the facts are at hand."""
+    if not facts.entries:  # but for what may mean DataParallel, as nobody can tell
+        told = (each for rule in all_rules() if rule.explains for each in rule.edits(facts, _NOTHING_ASKED))
+        return Plan(notes=[each for each in told if isinstance(each, Note)])
+    # Half a conversion would train something else: where one wrap can't be converted, none is.
+    wanted = [each for each in all_rules() if options.runs(each.id) and (facts.wraps_models or each.always)]
+    rules = [each for each in all_rules() if each.explains or (each in wanted and not facts.blockers)]
     decisions = Decisions(options, {k: v for each in rules for k, v in each.wrap_keywords(facts, options).items()})
     findings: list[Finding] = []
     for each in rules:
         with blamed(rule=each.id):
             findings += each.edits(facts, decisions)
+    findings = [each for each in findings if _is_about(facts, each)]
     findings = [_ignored(finding) if finding.rule in options.ignore else finding for finding in findings]
-    own = [*(facts.own_ddp.spans if facts.beside_ddp else ()), *_of_one_process(facts)]
-    findings = [finding for finding in findings if not any(span.contains(finding.span) for span in own)]
-    idle: list[tuple[ast.stmt, str]] = []
-    if facts.parallel and not facts.blockers:
-        findings, idle = _reached(facts, findings)
-    if facts.wraps.idle and not facts.wraps.found and not facts.blockers:
-        findings = [_never_reached(facts, node) for node in facts.wraps.idle]
-    if facts.wraps.found and not facts.blockers:
+    if not facts.blockers:
         findings = _without_commented(findings, facts.source)
     notes = list(dict.fromkeys(f for f in findings if isinstance(f, Note)))
-    edits = [f for f in findings if isinstance(f, Edit)] if facts.wraps.found else []
-    return Plan(edits, notes, idle, facts.on_one_device, refused=bool(facts.blockers))
+    edits = [f for f in findings if isinstance(f, Edit)] if not facts.blockers else []
+    return Plan(edits, notes, refused=bool(facts.blockers))
 
 
-def _of_one_process(facts: Facts) -> list[Span]:
-    """The script's own copies of DataParallel, which end with an error in several processes."""
-    wraps = {*(wrap.call for wrap in facts.wraps.models), *facts.wraps.functional}
-    units = (copy.unit for copy in facts.replicas.copies if copy.instead is not None)
-    return [facts.source.span(unit) for unit in units if wraps.isdisjoint(ast.walk(unit))]
-
-
-def _reached(facts: Facts, findings: Sequence[Finding]) -> tuple[list[Finding], list[tuple[ast.stmt, str]]]:
-    """What is to be done where a script with a wrap comes to, and the parts of files that this leaves as they are."""
-    reached: list[Finding] = []
-    spans = [(part, facts.source.span(part[0])) for part in facts.unreached]
-    left = [facts.source.span(node) for node in facts.wraps.idle]
-    for finding in findings:
-        if facts.source.file_of_line(finding.span.start.line).tree in facts.on_one_device:
-            continue
-        if isinstance(finding, Done) or not any(span.contains(finding.span) for _, span in spans):
-            reached.append(finding)
-        else:
-            left.append(finding.span)
-    return reached, [part for part, span in spans if any(map(span.contains, left))]
-
-
-def _never_reached(facts: Facts, node: ast.expr) -> Note:
-    """All wraps are where no script comes to, as far as is seen: not in silence, as it may see too little."""
-    what = "no script is seen to come to this `DataParallel`, so nothing is converted"
-    return Note(
-        "DDP002", facts.source.span(node), what, "if one does, name it, or the function that does, with --entry"
-    )
+def _is_about(facts: Facts, finding: Finding) -> bool:
+    """Whether it is in a file that is converted, and not in a branch for the script's own distributed training."""
+    module = facts.source.file_of_line(finding.span.start.line).tree
+    return module in facts.modules and not any(span.contains(finding.span) for span in facts.own_ddp)
 
 
 def _ignored(finding: Finding) -> Note:
@@ -146,8 +114,8 @@ class _Comment:
 
     def is_about(self, edit: Edit) -> bool:
         """Whether an edit is on its line; behind a statement of several lines it is about all of them."""
-        if self.rules and edit.rule not in self.rules:
-            return False
+        if edit.rule == LaunchRule.id or (self.rules and edit.rule not in self.rules):
+            return False  # `ddp.setup()` is a line of its own, and changes none
         (start, _), (end, _) = edit.span
         first, last = self.statement
         return first <= start <= last and self.line in (start, end, last)

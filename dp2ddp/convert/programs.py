@@ -17,14 +17,13 @@ from dp2ddp import RUNTIME_PACKAGE
 from dp2ddp.convert import pipeline
 from dp2ddp.convert.pipeline import Conversion
 from dp2ddp.errors import BadInput
-from dp2ddp.project import reachability, wrapcalls
+from dp2ddp.project import wrapcalls
 from dp2ddp.project.modules import Layout
 from dp2ddp.project.python_files import PythonFiles
 from dp2ddp.rewrite.edits import Note
 from dp2ddp.rules import Options
 from dp2ddp.source import syntax
 from dp2ddp.source.depth import with_room
-from dp2ddp.source.program import Resolve
 
 #: What lies in the top folder of a project.
 _ROOT_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
@@ -42,7 +41,7 @@ class Program:
         files: the text of each file by its path, the script itself first.
         unread: imported files that can't be read as Python and don't matter to the conversion.
         functions: those of the script's functions that a command starts.
-        wraps: whether it may come to a wrap; true as well where that can't be told, or no file names one.
+        wraps: whether one of the files can have to do with `DataParallel`.
     """
 
     entry: str
@@ -55,16 +54,6 @@ class Program:
     def names_data_parallel(self) -> bool:
         """Whether one of its files names `DataParallel`: not only `DistributedDataParallel` or the like."""
         return any(_NAMED.search(text) for text in self.files.values())
-
-
-def _comes_to_a_wrap(entry: str, files: Mapping[str, str], resolve: Resolve) -> bool:
-    if not any(wrapcalls.mentions(text.encode()) for text in files.values()):
-        return True
-    trees = {path: syntax.shared(text, path) for path, text in files.items()}
-    lines = wrapcalls.lines_of(trees)
-    if wrapcalls.unfollowed(trees[entry]) or (wrapcalls.CLASS in files[entry] and not any(lines.values())):
-        return True  # what it means, the analysis tells
-    return bool(reachability.reached(reachability.cut(trees), entry, files, resolve, whole=True).lines(lines))
 
 
 @dataclass
@@ -135,7 +124,8 @@ def follow(sources: PythonFiles, layout: Layout, entry: str, functions: Sequence
                 raise
             unread.append(error)
 
-    return Program(entry, files, unread, functions, _comes_to_a_wrap(entry, files, layout.resolver(entry)))
+    wraps = any(wrapcalls.mentions(text.encode()) for text in files.values())
+    return Program(entry, files, unread, functions, wraps)
 
 
 def groups(programs: Sequence[Program]) -> list[list[Program]]:
@@ -169,8 +159,8 @@ def convert(
         BadInput: a script can't be converted, and not `lenient`.
         EditError: a mistake in dp2ddp.
     """
-    named = [each for each in programs if any(wrapcalls.mentions(text.encode()) for text in each.files.values())]
-    idle = [each for each in programs if not each.wraps or (named and each not in named)]
+    named = [each for each in programs if each.wraps]
+    idle = [each for each in programs if named and not each.wraps]
     outcome = Outcome(idle=[] if lenient else idle)
     programs = [program for program in programs if program not in outcome.idle]
     for part in _parts(groups(programs), partial(convert_group, options=options, lenient=lenient), processes):

@@ -22,8 +22,6 @@ from dp2ddp.project import vendor
 
 #: What is said of a script that was asked for, and that needs no conversion.
 IDLE = "never wraps a model, and stays as it is"
-#: Said of a script that works on one device.
-ONE_DEVICE = "no DataParallel in it works on several devices, so it stays one process"
 #: So much of a kind is listed where all of it isn't asked for: a usual summary fits a screen.
 _FEW, _MOST = 3, 6
 _NOTHING_WRITTEN = style("nothing was written: what can't be converted is named above", bold=True, fg="red")
@@ -56,8 +54,6 @@ class File:
 def of_program(paths: Iterable[str], conversions: Mapping[str, Conversion]) -> str | None:
     """What became of a script made of the files `paths`, where it doesn't change itself; None for nothing at all."""
     files = [conversions[path] for path in paths]
-    if any(each.on_one_device for each in files):
-        return ONE_DEVICE
     if any(each.changed for each in files):
         return "needs no change itself"
     return "not converted" if any(each.notes for each in files) else None
@@ -93,7 +89,7 @@ class Report:
     @property
     def starting(self) -> list[File]:
         """The scripts that start processes now."""
-        return [each for each in self.started if each.unchanged not in (IDLE, ONE_DEVICE)]
+        return [each for each in self.started if each.unchanged != IDLE]
 
     @property
     def left_alone(self) -> list[tuple[str, BadInput]]:
@@ -165,7 +161,7 @@ def show(report: Report) -> None:
 
 def lines_of(report: Report, *, verbose: bool) -> Iterator[str]:
     """The summary for people: counts by what they mean first, then what needs a person; all lines with `verbose`."""
-    few, job, shown = None if verbose else _MOST, report.job, report.job.names.shown
+    few, job = None if verbose else _MOST, report.job
     if report.directory is not None:
         yield _headline(report)
     yield from listed(map(_state, report.files), few)
@@ -178,10 +174,6 @@ def lines_of(report: Report, *, verbose: bool) -> Iterator[str]:
     if job.outcome.is_refused:
         yield _NOTHING_WRITTEN
         return
-    unreached = [(shown(path), done.unreached) for path, done in sorted(job.outcome.conversions.items())]
-    if any(names for _, names in unreached):
-        parts = "; ".join(f"{name}: {', '.join(names)}" for name, names in unreached if names)
-        yield f"left as they are, as no script that wraps a model comes to them by name: {parts}"
     yield from _touched(report, verbose=verbose)
     if report.warnings:
         yield style("please note:", bold=True, fg="yellow")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dp2ddp.errors import BadInput
-from dp2ddp.project import reachability, wrapcalls
+from dp2ddp.project import wrapcalls
 from dp2ddp.project.modules import Layout, module_name, stem
 from dp2ddp.project.python_files import PythonFiles
 from dp2ddp.source import syntax
@@ -26,6 +26,8 @@ _WORD = re.compile(rb"\w+")
 _DYNAMIC = re.compile(rb"import_module|__import__|load_?module\(")
 _LOOPS = (ast.For, ast.While)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+#: What a program does, and a file's trial of itself does not: read a command line, train.
+_WORKS = re.compile(rb"argparse|add_argument|sys\.argv|\bclick\b|\bfire\b|hydra|absl|\.backward\(")
 _TEST_FILE = re.compile(r"test_.*\.py|.*_test\.py")  # as pytest has it
 #: Functions of files that commands start, and the commands.
 Started = Mapping[str, Mapping[str, str]]
@@ -144,7 +146,7 @@ def _file(name: str, sources: PythonFiles) -> str | None:
 def guess(sources: PythonFiles, layout: Layout, installed: Started | None = None) -> Entries:
     """Finds the scripts that reach a wrap by their imports, and may use it.
 
-    A script has a main guard, or does its work at module level and isn't imported by another script, or has a function
+    A script has a main guard, or does something at module level and isn't imported by another script, or has a function
     that is one of the commands `installed` with the project. A unit test is none. Files that can't lead to
     `DataParallel` are not parsed.
     """
@@ -189,7 +191,7 @@ class _Guesser:
         using, by_command = self._using(wraps, near, by_command)
         tests = [path for path in using if path not in by_command and self._is_test(path)]
         imported = {target for path, files in using.items() if path not in tests for target in files[1:]}
-        kept = (path for path in using if path not in imported or path in by_command or self._has_guard(path))
+        kept = (path for path in using if path not in imported or path in by_command or self._is_program(path))
         return Entries(
             sorted(path for path in kept if path not in tests),
             wraps,
@@ -206,24 +208,12 @@ class _Guesser:
         programs = {path: self._layout.reachable(path) for path in sorted(near) if self._tree(path) is not None}
         reaching = {path: files for path, files in programs.items() if not wraps.keys().isdisjoint(files)}
         imported = {target for path, files in programs.items() for target in files[1:]}
-        trees = {p: tree for files in reaching.values() for p in files if (tree := self._tree(p)) is not None}
-        units = reachability.cut(trees)
-
-        def comes_to_a_wrap(path: str, *functions: str, whole: bool = False) -> bool:
-            files, resolve = reaching.get(path, ()), self._layout.resolver(path)
-            return bool(reachability.reached(units, path, files, resolve, functions, whole=whole).lines(wraps))
-
-        leading = {
-            path: {name: command for name, command in of.items() if comes_to_a_wrap(path, name)}
-            for path, of in by_command.items()
-        }
-        leading = {path: of for path, of in leading.items() if of}
+        leading = {path: of for path, of in by_command.items() if path in reaching}
         using = {}
         for path, files in reaching.items():
-            is_apart = path not in imported and posixpath.basename(path) != "__init__.py"
-            # What nobody imports is there to be started; its functions are then what whoever does so may switch on.
-            runs = comes_to_a_wrap(path, whole=is_apart) if self._is_script(path) else False
-            if path in leading or runs or (is_apart and not self._is_test(path) and comes_to_a_wrap(path)):
+            # What nobody imports is there to be started, if it does anything.
+            is_apart = path not in imported and posixpath.basename(path) != "__init__.py" and not self._is_test(path)
+            if path in leading or (is_apart and self._acts(path)) or self._is_script(path):
                 using[path] = files
         return using, leading
 
@@ -271,6 +261,12 @@ class _Guesser:
         own = {node.name for node in tree.body if isinstance(node, _SCOPES)}
         return self._has_guard(path) or any(_works(node, own) for node in tree.body)
 
+    def _acts(self, path: str) -> bool:
+        """Whether the file calls anything at module level, outside of what it defines."""
+        tree = self._tree(path)
+        statements = [] if tree is None else [node for node in tree.body if not isinstance(node, _SCOPES)]
+        return any(isinstance(part, ast.Call) for node in statements for part in ast.walk(node))
+
     def _is_test(self, path: str) -> bool:
         """Whether the file is a unit test: it has tests, and a tool's name for such a file, or imports one."""
         imports = self._layout.imports(path).imports
@@ -279,6 +275,10 @@ class _Guesser:
         tree = self._tree(path) if uses_tool or is_named else None
         defined = [] if tree is None else [node for node in ast.walk(tree) if isinstance(node, _SCOPES)]
         return any(node.name.lower().startswith("test") for node in defined)
+
+    def _is_program(self, path: str) -> bool:
+        """Whether a file that others import is there to be started, too: more than a trial of what it defines."""
+        return self._has_guard(path) and _WORKS.search(self._sources.data(path)) is not None
 
     def _has_guard(self, path: str) -> bool:
         tree = self._tree(path)

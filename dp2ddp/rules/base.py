@@ -19,7 +19,6 @@ class Options:
 
     Attributes:
         sync_bn: convert BatchNorm to SyncBatchNorm.
-        clean_keys: save checkpoints without ``module.`` in their keys.
         select: the ids of the only rules to run, as the rules' examples have it; empty for all.
         ignore: the ids of rules whose edits are left to a person: each becomes a note.
         annotate: write each note into the script as a comment.
@@ -29,7 +28,6 @@ class Options:
     """
 
     sync_bn: bool = False
-    clean_keys: bool = False
     select: frozenset[str] = frozenset()
     ignore: frozenset[str] = frozenset()
     annotate: bool = False
@@ -65,7 +63,6 @@ class Example:
     after: str = ""
     also: tuple[str, ...] = ()
     sync_bn: bool = False
-    clean_keys: bool = False
     allow_ddp: bool = False
     rows: bool = False
 
@@ -79,7 +76,6 @@ class Example:
         select = frozenset({rule_id, *self.also})
         return Options(
             sync_bn=self.sync_bn,
-            clean_keys=self.clean_keys,
             select=select,
             allow_ddp=self.allow_ddp,
             rows=self.rows,
@@ -96,9 +92,9 @@ class Rule(ABC):
             only notes has none.
         why: two or three sentences for the user who asks why.
         essential: whether what other rules do is only right together with it: then it can't be ignored.
-        parallel: whether it is for scripts alone that run something on several devices.
         explains: whether it says why a program, or a use of `DataParallel`, isn't converted. It is asked then, too,
             where no other rule is.
+        always: whether it is for programs that wrap no model, too.
         examples: what it changes, or notes; at least one. Run as tests, shown by ``dp2ddp rules ID``.
         valid: what it leaves alone, where a reader may expect otherwise; at least one, without `after`. Tests, too.
     """
@@ -108,8 +104,8 @@ class Rule(ABC):
     effect: ClassVar[str] = ""
     why: ClassVar[str]
     essential: ClassVar[bool] = False
-    parallel: ClassVar[bool] = False
     explains: ClassVar[bool] = False
+    always: ClassVar[bool] = False
     examples: ClassVar[tuple[Example, ...]]
     valid: ClassVar[tuple[Example, ...]] = ()
 

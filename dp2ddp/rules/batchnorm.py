@@ -123,7 +123,7 @@ net = nn.DataParallel(nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)))
 def _condition(facts: Facts, patch: ast.Call) -> str:
     """The condition of telling replicas of each other, as an expression that holds where models are wrapped, too."""
     source = facts.source
-    wraps = [wrap.call for wrap in facts.wraps.models]
+    wraps = facts.wraps.models
     around = {above for wrap in wraps for above in source.ancestors(wrap)}
     choices = [above for above in source.ancestors(patch) if isinstance(above, ast.If) and above not in around]
     together = all(source.function(wrap) is source.function(patch) for wrap in wraps)

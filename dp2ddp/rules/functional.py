@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.visible import means_all, written
-from dp2ddp.analysis.wraps.wraps import starred_inputs
 from dp2ddp.rewrite.edits import Finding, RemoveStatement, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
-from dp2ddp.source.nodes import argument
 
 
 class FunctionalRule(Rule):
-    """`nn.parallel.data_parallel(module, inputs, ids)` becomes `ddp.data_parallel(module, inputs)`."""
+    """`nn.parallel.data_parallel(module, inputs, ids)` becomes `ddp.data_parallel(module, inputs, ids)`."""
 
     id = "DDP017"
     title = "Run the functional form over the ranks"
@@ -56,7 +52,7 @@ class Generator(nn.Module):
 
     def forward(self, x):
         if x.is_cuda and self.ngpu > 1:
-            return ddp.data_parallel(self.main, x)
+            return ddp.data_parallel(self.main, x, range(self.ngpu))
         return self.main(x)
 """,
         ),
@@ -105,33 +101,4 @@ net = data_parallel(nn.Linear(4, 2), [0, 1])
                 given = [facts.source.segment(written.module), facts.source.segment(written.inputs)]
                 yield ReplaceExpr(self.id, facts.source.span(call), reason, f"ddp.data_parallel({', '.join(given)})")
                 continue
-            starred = starred_inputs(call)
-            if starred is not None:
-                holes = {"module": facts.source.span(call.args[0]), "inputs": facts.source.span(starred)}
-                template = "ddp.data_parallel(__h_module__, *__h_inputs__)"
-                yield ReplaceExpr(self.id, facts.source.span(call), reason, template, holes)
-                continue
-            holes = {}
-            given = []
-            for position, name in enumerate(
-                ("module", "inputs", "device_ids", "output_device", "dim", "module_kwargs")
-            ):
-                value = argument(call, position, name)
-                if value is None or name == "output_device" or _is_default(name, value):
-                    continue
-                if name == "device_ids" and (means_all(facts, value) or _is_known(facts, value)):
-                    continue
-                holes[name] = facts.source.span(value)
-                given.append(f"__h_{name}__" if position < len(("module", "inputs")) else f"{name}=__h_{name}__")
-            template = f"ddp.data_parallel({', '.join(given)})"
-            yield ReplaceExpr(self.id, facts.source.span(call), reason, template, holes)
-
-
-def _is_known(facts: Facts, device_ids: ast.expr) -> bool:
-    """Whether `ddp.setup()` can be given them."""
-    launches = (each for each in facts.launches if each.statement is not None and facts.comes_to(each, device_ids))
-    return all(written(facts, launch, device_ids) is not None for launch in launches)
-
-
-def _is_default(name: str, value: ast.expr) -> bool:
-    return isinstance(value, ast.Constant) and value.value in ((0,) if name == "dim" else (None,))
+            yield ReplaceExpr(self.id, facts.source.span(call.func), reason, "ddp.data_parallel")

@@ -1,31 +1,46 @@
-"""DDP020: exceptions after which the ranks may diverge."""
+"""DDP020: what ranks may not reach together."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.ranks.exception_handlers import Handlers
-from dp2ddp.analysis.roles import Function, Wrapped
 from dp2ddp.rewrite.edits import Finding, Note
 from dp2ddp.rules.base import Decisions, Example, Rule
-from dp2ddp.source.nodes import argument, given_to, keyword
+from dp2ddp.source.nodes import argument, keyword, last_name
+
+_THREADS = frozenset({"threading.Thread", "threading.Timer", "_thread.start_new_thread"})
+_ALARMS = frozenset({"signal.alarm", "signal.setitimer"})
+_MEMORY = re.compile("out of memory|OutOfMemory")
+_WHAT = {
+    "memory": (
+        "a rank can run out of memory alone, and what follows needs all ranks in step: they would wait for it",
+        "end the script here (`raise`), after no more than printing and saving",
+    ),
+    "thread": (
+        "this thread may call a wrapped model, which takes all ranks, and threads come to it in another order on each",
+        "call it in the main thread, or wait for the thread (`join`) before another one calls a model",
+    ),
+    "alarm": (
+        "each rank has a timer of its own, which comes to each at another line; what its handler changes makes the "
+        "ranks diverge",
+        "count steps instead, or let rank 0's clock decide: `ddp.broadcast(time.time())`",
+    ),
+}
 
 
 class HandlersRule(Rule):
-    """Names handlers after which the ranks would wait for each other, and threads by which they part; they stay."""
+    """Handlers for want of memory, threads that call the model and timers are named, once a file; they stay."""
 
     id = "DDP020"
-    title = "Point out exception handlers that ranks don't reach together"
-    effect = "points out exception handlers that ranks don't reach together"
-    parallel = True
+    title = "Point out what ranks may not reach together"
     why = (
-        "A rank may run out of memory alone. A handler that prints, saves and ends is fine. One that goes on to train "
-        "or evaluate calls the model on ranks that are not in step: they wait for each other, or take one another's "
-        "data. (Ctrl-C reaches all ranks at the same step; a file or a sample that can't be read is an error on all.) "
-        "Threads that call the model come to it in another order on each rank, and several that fill a queue put the "
-        "model's batches there in another order."
+        "A rank may run out of memory alone. A handler that prints, saves and ends is fine; after one that goes on "
+        "to train, the ranks wait for each other, and say where. Threads that call the model come to it in another "
+        "order on each rank. A timer (`SIGALRM`) comes to each at another line. (Ctrl-C and other signals reach all "
+        "ranks at the same step.)"
     )
     examples = (
         Example(
@@ -34,12 +49,27 @@ import torch
 import torch.nn as nn
 
 net = nn.DataParallel(nn.Linear(4, 2))
-try:
-    for _ in range(1000):
+for _ in range(1000):
+    try:
         net(torch.randn(8, 4)).sum().backward()
-except RuntimeError:
-    torch.save(net.state_dict(), "stopped.pt")
-print(net(torch.randn(8, 4)))
+    except RuntimeError as error:
+        if "out of memory" not in str(error):
+            raise
+        torch.cuda.empty_cache()
+""",
+        ),
+        Example(
+            before="""\
+import threading
+import torch
+import torch.nn as nn
+
+net = nn.DataParallel(nn.Linear(4, 2))
+
+def evaluate():
+    print(net(torch.randn(8, 4)).sum())
+
+threading.Thread(target=evaluate).start()
 """,
         ),
     )
@@ -49,13 +79,9 @@ import torch
 import torch.nn as nn
 
 net = nn.DataParallel(nn.Linear(4, 2))
-batches = iter(torch.randn(64, 4).split(8))
 try:
     for _ in range(1000):
-        try:
-            net(next(batches)).sum().backward()
-        except StopIteration:  # comes to all ranks alike
-            batches = iter(torch.randn(64, 4).split(8))
+        net(torch.randn(8, 4)).sum().backward()
 except KeyboardInterrupt:  # comes to all ranks at the same step
     torch.save(net.state_dict(), "stopped.pt")
 print(net(torch.randn(8, 4)))
@@ -63,65 +89,38 @@ print(net(torch.randn(8, 4)))
     )
 
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
-        together: set[ast.AST] = {c for c in facts.source.calls if facts.resolver.holds(c.func, Wrapped)}
-        together.update(loop.node for loop in facts.model_loops)
-        together.update(facts.wraps.functional)
-        alone = facts.writers.of_rank_0
-        for handler in Handlers(facts.source, facts.names, facts.loops, facts.callers, together, alone).parting():
-            yield Note(
-                self.id,
-                facts.source.span(handler),
-                "an error can reach one rank alone, or each rank at another line; what follows needs all ranks in "
-                "step, and would wait forever",
-                "catch only what fails on all ranks, such as reading a file, and call the model behind the `try`; or "
-                "end the script here (`raise`), after no more than printing and saving",
-            )
-        for call in _filling(facts):
-            what = (
-                "several threads or processes put batches into this queue, in no fixed order: another one on each rank"
-            )
-            todo = "pass what is taken out of it through `ddp.broadcast`, or start only one of them"
-            yield Note(self.id, facts.source.span(call), what, todo)
-        for call in facts.source.calls:
-            if facts.names.qualified(call.func) in _THREADS and _calls_models(facts, call):
-                yield Note(
-                    self.id,
-                    facts.source.span(call),
-                    "this thread calls a wrapped model, which takes all ranks, and threads come to it in another order "
-                    "on each",
-                    "call it in the main thread, or wait for the thread (`join`) before another one calls a model",
-                )
+        told = set()
+        for node in facts.source.nodes:
+            kind = _kind(facts, node)
+            key = kind, facts.source.module(node) if kind else None
+            if kind and key not in told:
+                told.add(key)
+                yield Note(self.id, facts.span(node), *_WHAT[kind])
 
 
-_THREADS = frozenset({"threading.Thread", "threading.Timer"})
+def _kind(facts: Facts, node: ast.AST) -> str:
+    """Which of these it is; empty for anything else."""
+    if isinstance(node, ast.ExceptHandler):
+        said = (n for n in ast.walk(node) if isinstance(n, (ast.Constant, ast.Name, ast.Attribute)))
+        texts = (str(n.value) if isinstance(n, ast.Constant) else last_name(n) for n in said)
+        is_end = isinstance(node.body[-1], ast.Raise)
+        return "memory" if not is_end and any(map(_MEMORY.search, texts)) else ""
+    if isinstance(node, ast.ClassDef) and facts.classes.derives(node, _THREADS):
+        return "thread" if _calls_wrapped(facts, facts.classes.method(node, "run")) else ""
+    path = facts.qualified(node.func) if isinstance(node, ast.Call) else None
+    if path in _ALARMS:
+        return "alarm"
+    if path not in _THREADS or not isinstance(node, ast.Call):
+        return ""
+    given = keyword(node, "target") or argument(node, 1, "function") or argument(node, 0, "function")
+    if given is None or facts.is_named_as_wrapped(given):
+        return "thread" if given is not None else ""
+    return (
+        "thread" if _calls_wrapped(facts, given if isinstance(given, ast.Lambda) else facts.definition(given)) else ""
+    )
 
 
-def _calls_models(facts: Facts, call: ast.Call) -> bool:
-    """Whether a thread is given a wrapped model, or a function that comes to one, to call."""
-    target = keyword(call, "target") or argument(call, 1, "function")
-    roles = facts.resolver.roles(target) if target is not None else ()
-    functions = [role.definition for role in roles if isinstance(role, Function)]
-    return any(isinstance(role, Wrapped) for role in roles) or facts.needing_all.inside(*functions)
-
-
-def _filling(facts: Facts) -> list[ast.Call]:
-    """The calls by which several threads or processes put what a model gets into one queue."""
-    putting = [n for n in facts.loops.reached(*facts.threads.repeated) if isinstance(n, ast.Call) and _is(n, "put")]
-    if not putting:
-        return []
-    models = (call for call in facts.source.calls if facts.resolver.holds(call.func, Wrapped))
-    given = [each for call in models for each in given_to(call)]
-    taking = {call for call in facts.source.calls if _is(call, "get")}
-    fed = {queue for call in facts.reaching.reached(given, taking) for queue in _queues(facts, call)}
-    return sorted((call for call in putting if not fed.isdisjoint(_queues(facts, call))), key=lambda call: call.lineno)
-
-
-def _is(call: ast.expr, method: str) -> bool:
-    return isinstance(call, ast.Call) and getattr(call.func, "attr", "") in (method, f"{method}_nowait")
-
-
-def _queues(facts: Facts, call: ast.expr) -> set[ast.expr]:
-    """The calls that make the queue whose method is called."""
-    queue: ast.expr = call.func.value  # type: ignore[attr-defined]
-    made = (maker for each in (queue, *facts.threads.given(queue)) for maker in facts.provenance.of(each))
-    return {each for each in made if isinstance(each, ast.Call) and ast.unparse(each.func).endswith("Queue")}
+def _calls_wrapped(facts: Facts, body: ast.AST | None) -> bool:
+    """Whether what has the name of a wrapped model is called in there."""
+    calls = [n for n in ast.walk(body) if isinstance(n, ast.Call)] if body is not None else []
+    return any(facts.is_named_as_wrapped(each.func) for each in calls)

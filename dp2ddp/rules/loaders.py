@@ -5,31 +5,30 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from dp2ddp.analysis.collating import only_stacks_columns
-from dp2ddp.analysis.control.loops import is_path
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.roles.libraries import loads_whole_batches
+from dp2ddp.analysis.loaders import collates
 from dp2ddp.rewrite.edits import Edit, Finding, InsertAfter, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 
 _REASON = "each rank loads its rows of each batch; the batches themselves don't change"
 _WHOLE = "each rank loads whole batches, as a `collate_fn` may mix rows, and computes on its own rows"
+_STREAMS = frozenset({"torch.utils.data.IterableDataset", "torch.utils.data.dataset.IterableDataset"})
 _ROWS = "each rank loads its rows of each batch, as `--rows` says that rows stay apart in its `collate_fn`"
 
 
 class LoadersRule(Rule):
-    """Each `DataLoader` that feeds the wrapped model is sharded: same batches, same order, same number of steps."""
+    """Each `DataLoader` is sharded: same batches, same order, same number of steps."""
 
     id = "DDP005"
-    title = "Shard the loaders that feed the model"
+    title = "Shard the loaders"
     effect = "splits batches over the processes"
-    parallel = True
     why = (
         "`DistributedSampler`, the usual way, pads the last batches, multiplies the batch size and shuffles "
         "differently. `ddp.shard_loader` splits the very batches that the original draws, so batch size, sampler, "
-        "learning rate and `len(loader)` stay as they are. A function that isn't known, such as a package's loss, "
-        "is assumed to call the model that it gets together with a batch. A `collate_fn` may mix rows, so with one "
-        "each rank loads whole batches, unless you say that rows stay apart: `rows=True`, which is checked as it runs."
+        "learning rate and `len(loader)` stay as they are. Every `DataLoader` of the program is sharded, and every "
+        "class that derives from it: one that feeds no model costs a message for each batch, and gives the same. A "
+        "`collate_fn` may mix rows, so with one each rank loads whole batches, unless you say that rows stay apart: "
+        "`rows=True`."
     )
     examples = (
         Example(
@@ -63,24 +62,41 @@ for x, y in loader:
         Example(
             before="""\
 import torch.nn as nn
-from zoo import make_loader
+from torch.utils.data import DataLoader
 
-loader = make_loader(64)
-net = nn.DataParallel(nn.Linear(4, 2))
-for epoch in range(3):
+class BaseLoader(DataLoader):
+    def __init__(self, data, batch_size):
+        self.name = "base"
+        super().__init__(data, batch_size, shuffle=True)
+
+def fit(loader, net):
     for x, y in loader:
         nn.functional.cross_entropy(net(x), y).backward()
+
+def make(config, module):
+    return getattr(module, config["loader"])(**config["arguments"])
+
+net = nn.DataParallel(nn.Linear(4, 2))
 """,
             after="""\
 import torch.nn as nn
-from zoo import make_loader
+from torch.utils.data import DataLoader
 import dp2ddp_runtime as ddp
 
-loader = make_loader(64)
-net = nn.DataParallel(nn.Linear(4, 2))
-for epoch in range(3):
-    for x, y in ddp.shard_loader(loader):
+class BaseLoader(DataLoader):
+    def __init__(self, data, batch_size):
+        self.name = "base"
+        super().__init__(data, batch_size, shuffle=True)
+        ddp.shard_loader(self)
+
+def fit(loader, net):
+    for x, y in loader:
         nn.functional.cross_entropy(net(x), y).backward()
+
+def make(config, module):
+    return getattr(module, config["loader"])(**config["arguments"])
+
+net = nn.DataParallel(nn.Linear(4, 2))
 """,
         ),
         Example(
@@ -124,30 +140,35 @@ import torch
 import torch.nn as nn
 from torch.utils.data import DataLoader
 
-data = torch.randn(100, 4)
-mean = 0
-for x in DataLoader(data, batch_size=50):  # feeds no model
-    mean += x.sum(0) / len(data)
-net = nn.DataParallel(nn.Linear(4, 2))
+def size(loader: DataLoader) -> int:
+    assert isinstance(loader, DataLoader)
+    return len(loader)
+
+net = nn.Linear(4, 2)
 for step in range(10):  # made on every rank, alike: the model takes its rows
-    net(torch.randn(16, 4) + mean).mean().backward()
+    nn.parallel.data_parallel(net, torch.randn(16, 4)).mean().backward()
 """),
     )
 
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
-        for site in facts.loader_sites:
-            rows = decisions.options.rows and loads_whole_batches(site)
-            yield self._sharded(facts, site, rows=rows)
-            if not rows and only_stacks_columns(facts, site):
-                what = "every process loads whole batches, as a `collate_fn` may mix rows"
-                todo = (
-                    "this one seems to stack columns only: with `rows=True` here (or `--rows`) each loads its own rows"
-                )
-                yield Note(self.id, facts.source.span(site), what, f"{todo}, checked as it runs")
-        for iterated in facts.foreign_loaders:
-            span = facts.source.span(iterated)
-            reason = "built elsewhere, so it is sharded where it is used; the batches themselves don't change"
-            yield ReplaceExpr(self.id, span, reason, "ddp.shard_loader(__h_it__)", {"it": span})
+        for call in facts.loaders.calls:
+            yield self._sharded(facts, call, rows=decisions.options.rows and collates(call))
+        for statement in facts.loaders.begun:
+            yield InsertAfter(self.id, facts.span(statement), _REASON, ["ddp.shard_loader(self)"])
+        told = set()
+        for node in facts.loaders.values:
+            if facts.source.module(node) in told:
+                continue
+            told.add(facts.source.module(node))
+            what = f"`{facts.source.brief(node)}` is handed on here, and what it makes is not sharded"
+            todo = "put `ddp.shard_loader(...)` around what it makes; until then each rank loads whole batches"
+            yield Note(self.id, facts.span(node), what, todo)
+        yield from _whole(facts, decisions)
+        found = facts.loaders
+        if not (found.calls or found.begun or found.values) and facts.wraps.models:
+            what = "no `DataLoader` is found in this program, so no loading is shared between the ranks"
+            todo = "if a loader is made elsewhere, put `ddp.shard_loader(...)` around it"
+            yield Note(self.id, facts.span(facts.wraps.models[0]), what, todo)
 
     def effect_of(self, edit: Edit) -> str:
         """What becomes of a loader."""
@@ -155,14 +176,34 @@ for step in range(10):  # made on every rank, alike: the model takes its rows
             "loads whole batches in each process, which computes on its share" if edit.reason == _WHOLE else self.effect
         )
 
-    def _sharded(self, facts: Facts, site: ast.Call, *, rows: bool) -> Finding:
+    def _sharded(self, facts: Facts, call: ast.Call, *, rows: bool) -> Finding:
         """A call of several lines stays as it is, with a line behind it: around it, its lines would hang in the air."""
-        span, above = facts.source.span(site), facts.source.parent(site)
-        reason = _ROWS if rows else _WHOLE if loads_whole_batches(site) else _REASON
+        span, above = facts.span(call), facts.source.parent(call)
+        reason = _ROWS if rows else _WHOLE if collates(call) else _REASON
         more = ", rows=True" * rows
         if span.start.line < span.end.line and isinstance(above, ast.Assign) and len(above.targets) == 1:
             name = above.targets[0]
-            if is_path(name):
-                line = f"{facts.source.segment(name)} = ddp.shard_loader({facts.source.segment(name)}{more})"
-                return InsertAfter(self.id, facts.source.span(above), reason, [line])
+            if _is_path(name):
+                line = f"__h_it__ = ddp.shard_loader(__h_it__{more})"
+                return InsertAfter(self.id, facts.span(above), reason, [line], {"it": facts.span(name)})
         return ReplaceExpr(self.id, span, reason, f"ddp.shard_loader(__h_it__{more})", {"it": span})
+
+
+def _is_path(node: ast.expr) -> bool:
+    """Whether it is `a` or `a.b`."""
+    return isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and _is_path(node.value))
+
+
+def _whole(facts: Facts, decisions: Decisions) -> Iterator[Note]:
+    """Where each rank loads whole batches: once a kind and file."""
+    mixing = [] if decisions.options.rows else [call for call in facts.loaders.calls if collates(call)]
+    for call in {facts.source.module(call): call for call in reversed(mixing)}.values():
+        what = "each rank loads whole batches, as a `collate_fn` may mix rows"
+        yield Note(
+            LoadersRule.id, facts.span(call), what, "if rows stay apart in it, say `rows=True` here (or `--rows`)"
+        )
+    kinds = (node for node in facts.source.nodes if isinstance(node, ast.ClassDef))
+    streams = [node for node in kinds if facts.classes.derives(node, _STREAMS)]
+    for node in {facts.source.module(node): node for node in reversed(streams)}.values():
+        what = "each rank loads whole batches of an `IterableDataset`, and computes on its own rows"
+        yield Note(LoadersRule.id, facts.span(node), what, "to share the loading, make it a data set with indices")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from dp2ddp.analysis.bound_once import is_filled
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Done, Finding, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
-from dp2ddp.source.nodes import given_to
+from dp2ddp.source.nodes import given_to, last_name
 from dp2ddp.source.spans import Span
 
 #: torchvision's classes that have another name, with the same arguments.
@@ -27,7 +26,6 @@ class OldNamesRule(Rule):
     id = "DDP021"
     title = "Rename what PyTorch has renamed"
     effect = "renames what PyTorch has renamed"
-    parallel = True
     why = (
         "`async` is a keyword since Python 3.7, and PyTorch calls the argument `non_blocking` since 0.4. A script "
         "that says `async=True` is no Python any more, so it is renamed before anything else is read. So are "
@@ -63,8 +61,6 @@ from torchvision import transforms
 
 resize = transforms.Scale(256)
 names = iter(["a", "b"]).next()
-its = [iter(names) for _ in range(2)]
-pair = [its[i].next() for i in range(2)]
 its = iter(names)
 letter = its.next()
 net = nn.DataParallel(nn.Linear(4, 2))
@@ -76,8 +72,6 @@ import dp2ddp_runtime as ddp
 
 resize = transforms.Resize(256)
 names = next(iter(["a", "b"]))
-its = [iter(names) for _ in range(2)]
-pair = [next(its[i]) for i in range(2)]
 its = iter(names)
 letter = next(its)
 net = ddp.wrap_model(nn.Linear(4, 2))
@@ -151,22 +145,14 @@ def _outdated(facts: Facts) -> dict[str, dict[tuple[str, str], ast.AST]]:
 
 def _is_iterator(facts: Facts, node: ast.expr) -> bool:
     """Whether a value is what `iter` gives, for sure: a class may have a `next` of its own."""
-    if isinstance(node, ast.Subscript):  # `its[i].next()`, of a list of them
-        lists = facts.provenance.of(node.value)
-        made = [part for each in lists for part in _elements(facts, each)]
-    else:  # (a list by the same name has no `next`)
-        made = [each for each in facts.provenance.of(node) if not isinstance(each, (ast.Constant, ast.ListComp))]
-    calls = [facts.names.qualified(each.func) for each in made if isinstance(each, ast.Call)]
-    return len(calls) == len(made) and set(calls) == {"builtins.iter"}
-
-
-def _elements(facts: Facts, node: ast.expr) -> list[ast.expr]:
-    """What a list is written with; itself where that isn't all that it holds, and another expression."""
-    kept = facts.source.parent(node)
-    names = kept.targets if isinstance(kept, ast.Assign) else []
-    if any(isinstance(each, ast.Name) and is_filled(facts, each) for each in names):
-        return [node]
-    return [node.elt] if isinstance(node, ast.ListComp) else getattr(node, "elts", [node])
+    if not isinstance(node, (ast.Name, ast.Attribute)):
+        return isinstance(node, ast.Call) and facts.qualified(node.func) == "builtins.iter"
+    stores = (each for each in facts.source.stores.get(last_name(node), ()) if type(each) is type(node))
+    found = [each for each in stores if facts.source.module(each) is facts.source.module(node)]
+    statements = map(facts.source.statement, found)
+    made = [each.value if isinstance(each, ast.Assign) else None for each in statements]
+    calls = [facts.qualified(each.func) for each in made if isinstance(each, ast.Call)]
+    return bool(found) and len(calls) == len(found) and set(calls) == {"builtins.iter"}
 
 
 def _is_off(facts: Facts, node: ast.AST) -> bool:

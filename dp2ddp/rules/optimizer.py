@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.roles import WrappedOptimizer
 from dp2ddp.rewrite.edits import Finding, RemoveStatement, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.source.nodes import last_name
 
 _REASON = "an optimizer needs no wrapper"
 
@@ -22,9 +22,10 @@ class OptimizerRule(Rule):
     why = (
         "Old scripts put the optimizer into `nn.DataParallel`, too, and then step it through `.module`. It never "
         "did anything. Under DistributedDataParallel each rank steps its own optimizer with the same "
-        "gradients. Only names that hold optimizers are touched: a model's `.module` stays."
+        "gradients. An optimizer is what `torch.optim` builds, or what is called so; a model's `.module` stays."
     )
     essential = True
+    always = True
     examples = (
         Example(
             before="""\
@@ -93,9 +94,11 @@ optimizer.module.step()  # a `.module` of the script's own
                 yield RemoveStatement(self.id, span(statement), _REASON, drop_empty_if=True)
             else:
                 yield ReplaceExpr(self.id, span(call), _REASON, "__h_optimizer__", {"optimizer": span(call.args[0])})
+        statements = (facts.source.statement(call) for call in facts.wraps.optimizers)
+        held = {last_name(t) for each in statements if isinstance(each, ast.Assign) for t in each.targets} - {""}
         attributes = (n for n in facts.source.nodes if isinstance(n, ast.Attribute) and n.attr == "module")
         for node in attributes:
-            if facts.resolver.holds(node.value, WrappedOptimizer):
+            if last_name(node.value) in held:
                 reason = "the optimizer is not wrapped any more"
                 yield ReplaceExpr(self.id, span(node), reason, "__h_it__", {"it": span(node.value)})
 

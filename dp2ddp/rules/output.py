@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Iterator
+from itertools import takewhile
 
+from dp2ddp.analysis.catalogue import MAIN_ONLY
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.roles import Function, Wrapped
-from dp2ddp.analysis.wraps.wraps import asks_for_type
 from dp2ddp.rewrite.edits import Finding, InsertAfter, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
-from dp2ddp.source.nodes import given_to
+from dp2ddp.source.nodes import argument, keyword, names_in
 
+_REASON = "rank 0 alone does this"
 #: What is there behind `wandb.init()`.
-_PARTS = ("wandb.config.", "wandb.run.")
-#: Where a writer's reports lie.
-_FOLDERS = frozenset({"log_dir", "logdir", "get_logdir"})
+_VALUES = ("wandb.config.",)
 
 
 class OutputRule(Rule):
@@ -25,14 +23,13 @@ class OutputRule(Rule):
     id = "DDP011"
     title = "Show and track from rank 0"
     effect = "writes files once"
-    parallel = True
     why = (
         "Every rank runs every line. What Python writes, makes and removes is rank 0's alone after `ddp.setup`, "
         "whatever library does it, `print`, progress bars and `logging` are silenced on the other ranks, and "
         "matplotlib opens no window there: these lines stay. What goes to a server or another window, or is written "
         "from C++ (`cv2.imwrite`), the runtime can't see: on the other ranks `ddp.main_only` does nothing. A tracker's "
-        "module that a file calls more than once is rank 0's by one line below the imports. What a data "
-        "set writes for one sample, to read it faster the next time, is written by the rank that loads the sample."
+        "module is rank 0's by one line below the imports. [The table](../dp2ddp/analysis/catalogue.toml) has one line "
+        "for each function."
     )
     examples = (
         Example(
@@ -41,25 +38,26 @@ import cv2
 import os
 import numpy as np
 import torch.nn as nn
-from torch.utils.tensorboard import SummaryWriter
+import wandb
 
 net = nn.DataParallel(nn.Linear(4, 2))
 os.makedirs("out", exist_ok=True)
 cv2.imwrite("out/grey.png", np.zeros((4, 4)))
-writer = SummaryWriter("out")
+wandb.init(project="grey")
 """,
             after="""\
 import cv2
 import os
 import numpy as np
 import torch.nn as nn
-from torch.utils.tensorboard import SummaryWriter
+import wandb
 import dp2ddp_runtime as ddp
+wandb = ddp.main_only(wandb)
 
 net = nn.DataParallel(nn.Linear(4, 2))
 os.makedirs("out", exist_ok=True)
 ddp.main_only(cv2.imwrite)("out/grey.png", np.zeros((4, 4)))
-writer = ddp.main_only(SummaryWriter)("out")
+wandb.init(project="grey")
 """,
         ),
     )
@@ -70,8 +68,10 @@ import logging
 import os
 import torch.nn as nn
 from PIL import Image
+from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
+writer = SummaryWriter("runs")  # it writes by Python's own functions
 net = nn.DataParallel(nn.Linear(4, 2))
 os.makedirs("small", exist_ok=True)
 for name in tqdm(open("names.txt").read().split()):
@@ -83,122 +83,77 @@ with open("log.json", "w") as log:
     )
 
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
-        yield from self._once_a_file(facts, [*self._trackers(facts), *self._calls(facts)])
-        yield from self._folders_of_reports(facts)
-        yield from _animated(facts)
-
-    def _calls(self, facts: Facts) -> Iterator[Finding]:
+        trackers = list(dict.fromkeys(_trackers(facts)))
+        for statement, name in trackers:
+            line = f"{name} = ddp.main_only({name})"
+            yield InsertAfter(self.id, facts.span(statement), f"{name} is rank 0's", [line])
+        known = {(facts.source.module(statement), name) for statement, name in trackers}
+        told = set()
         for call in facts.source.calls:
-            if not facts.in_fetch(call) and call not in facts.divergent.in_samples:
-                yield from self._writing(facts, call)
-
-    def _once_a_file(self, facts: Facts, found: Sequence[Finding]) -> Iterator[Finding]:
-        """`wandb = ddp.main_only(wandb)` below the imports, where all that a file does with it would be edited."""
-        noted = {each.span.start for each in found if isinstance(each, Note)}
-        edited = {each.span.start for each in found} - noted
-        for file in facts.source.files:
-            for statement, name in _tracking(facts, file.tree):
-                uses = [node for node in ast.walk(file.tree) if isinstance(node, ast.Name) and node.id == name]
-                starts = {facts.source.span(node).start for node in uses}
-                if len(starts & edited) > 1 and starts <= noted | edited:
-                    found = [each for each in found if isinstance(each, Note) or each.span.start not in starts]
-                    line = f"{name} = ddp.main_only({name})"
-                    yield InsertAfter(self.id, facts.source.span(statement), f"{name} is rank 0's", [line])
-        yield from found
-
-    def _trackers(self, facts: Facts) -> Iterator[Finding]:
-        """Trackers handed on, whoever calls what there; and their values, which are there on rank 0 alone."""
-        for node in facts.source.nodes:
-            if not isinstance(node, (ast.Name, ast.Attribute)) or not isinstance(node.ctx, ast.Load):
-                continue
-            path = facts.names.qualified(node)
-            if path is None:
-                continue
-            span = facts.source.span(node)
-            if isinstance(node, ast.Attribute) and f"{path}." in _PARTS:
-                if self._is_told(facts, node):
-                    whole = facts.source.span(node.value)
-                    yield ReplaceExpr(self.id, whole, "rank 0 alone does this", "ddp.main_only(__h_f__)", {"f": whole})
-                    continue
-                what = f"`{path}` is read, and only rank 0 has started wandb"
-                yield Note(self.id, span, what, "take these values from the script's own arguments")
-            elif (
-                facts.catalogue.does(f"{path}.*", "reports")
-                and not path.startswith(_PARTS)
-                and self._is_handed_on(facts, node)
-            ):
-                yield ReplaceExpr(self.id, span, "rank 0 alone does this", "ddp.main_only(__h_f__)", {"f": span})
-
-    @staticmethod
-    def _is_told(facts: Facts, node: ast.expr) -> bool:
-        """Whether something is set in an object, or called of it, and nothing is read: `wandb.run.name = "x"`."""
-        inner: ast.AST = node
-        while isinstance(above := facts.source.parent(inner), (ast.Attribute, ast.Subscript)) and inner is above.value:
-            inner = above
-        if isinstance(above, ast.Call) and inner is above.func:
-            return isinstance(facts.source.parent(above), ast.Expr)
-        is_set = isinstance(getattr(inner, "ctx", None), ast.Store) and not isinstance(above, ast.AugAssign)
-        return inner is not node and is_set
-
-    @staticmethod
-    def _is_handed_on(facts: Facts, node: ast.expr) -> bool:
-        """Whether a value is given to a call, kept under another name or returned, and not only asked for its type."""
-        around = (each for each in facts.source.ancestors(node) if not isinstance(each, (ast.List, ast.Tuple)))
-        above = next(around, None)
-        is_asked = (isinstance(above, ast.Call) and node is above.func) or (
-            isinstance(above, ast.IfExp) and node is above.test
-        )
-        is_kept = isinstance(above, (ast.Call, ast.keyword, ast.Assign, ast.Dict, ast.IfExp, ast.Return, ast.arguments))
-        return is_kept and not is_asked and not asks_for_type(facts.source, facts.names, node)
-
-    def _folders_of_reports(self, facts: Facts) -> Iterator[Finding]:
-        """`writer.log_dir`: rank 0 alone has a writer, and checkpoints go into its folder."""
-        for node in facts.source.nodes:
-            if not (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and node.attr in _FOLDERS):
-                continue
-            if not any(path.endswith(".SummaryWriter") for path in facts.writers.packages(node.value)):
-                continue
-            above = facts.source.parent(node)
-            value = above if isinstance(above, ast.Call) and above.func is node else node
-            if facts.on_all_ranks(value):
-                span = facts.source.span(value)
-                reason = "only rank 0 has a writer, and knows its folder"
-                yield ReplaceExpr(self.id, span, reason, "ddp.broadcast(__h_it__)", {"it": span})
-
-    def _writing(self, facts: Facts, call: ast.Call) -> Iterator[Finding]:
-        """A call that writes a file, or reports elsewhere."""
-        writing = facts.writers.of(call)
-        if writing is None or not writing.native or any(map(facts.files.is_own, writing.names)):
-            return
-        if (facts.names.qualified(call.func) or "").startswith(_PARTS):
-            return  # which `_trackers` sees to: on other ranks they aren't there
-        span = facts.source.span(call.func)
-        if writing.changes:
-            what = "is opened to be read and changed, by every rank at once"
-            todo = "open it for reading on all ranks, and for writing by `ddp.main_only(...)`"
-            yield Note(self.id, facts.source.span(call), what, todo)
-        elif writing.counts or isinstance(facts.source.parent(call), ast.Expr):
-            yield ReplaceExpr(self.id, span, "rank 0 alone does this", "ddp.main_only(__h_f__)", {"f": span})
+            path, module = facts.qualified(call.func), facts.source.module(call)
+            if facts.catalogue.does(path, "stores") and not _is_read_only(call) and (module, "stores") not in told:
+                told.add((module, "stores"))
+                what = "this store is opened by every rank, and what is written into it is written by each"
+                yield Note(
+                    self.id, facts.span(call), what, "write it by `ddp.main_only(...)`, or under `ddp.is_main()`"
+                )
+            is_method = isinstance(call.func, ast.Attribute) and call.func.attr in facts.catalogue.methods
+            is_known = _is_of(facts, call.func, known) or _only_reads(call)
+            if (is_method or facts.catalogue.does(path, *MAIN_ONLY)) and not is_known:
+                span = facts.span(call.func)
+                yield ReplaceExpr(self.id, span, _REASON, "ddp.main_only(__h_f__)", {"f": span})
+        for node in (n for n in facts.source.nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)):
+            module = facts.source.module(node)
+            if (facts.qualified(node) or "").startswith(_VALUES) and (module, "values") not in told:
+                told.add((module, "values"))
+                what = f"`{facts.source.brief(node)}` is read, and only rank 0 has started wandb"
+                yield Note(self.id, facts.span(node), what, "take such values from the script's own arguments")
 
 
-def _tracking(facts: Facts, tree: ast.Module) -> Iterator[tuple[ast.stmt, str]]:
-    """The names of modules that report elsewhere, each with the last of the imports that it stands among."""
-    for _, group in groupby(tree.body, key=lambda each: isinstance(each, (ast.Import, ast.ImportFrom))):
-        imports = list(group)
-        for alias in (alias for each in imports if isinstance(each, ast.Import) for alias in each.names):
-            if facts.catalogue.does(f"{alias.name}.*", "reports"):
-                yield imports[-1], alias.asname or alias.name
+def _only_reads(call: ast.Call) -> bool:
+    """Whether a file is visibly opened for reading: `h5py.File(path, "r")`."""
+    mode = argument(call, 1, "mode")
+    return isinstance(mode, ast.Constant) and mode.value in ("r", "rb")
 
 
-def _animated(facts: Facts) -> Iterator[Note]:
-    """Animations that call the model for each frame, where a window, which rank 0 alone has, calls for frames."""
-    shows = any(facts.names.qualified(call.func) == "matplotlib.pyplot.show" for call in facts.source.calls)
-    for call in facts.source.calls if shows else ():
-        if not (facts.names.qualified(call.func) or "").startswith("matplotlib.animation."):
-            continue
-        roles = [role for each in given_to(call) for role in facts.resolver.roles(each)]
-        inside = facts.loops.reached(*(role.definition for role in roles if isinstance(role, Function)))
-        if any(isinstance(node, ast.Call) and facts.resolver.holds(node.func, Wrapped) for node in inside):
-            what = "its frames call the model, and only rank 0 has the window that asks for them"
-            todo = "compute the frames before, or call the model inside the wrapper (`.module`) there"
-            yield Note("DDP011", facts.source.span(call), what, todo)
+def _is_read_only(call: ast.Call) -> bool:
+    given = keyword(call, "readonly")
+    return isinstance(given, ast.Constant) and given.value is True
+
+
+def _is_of(facts: Facts, node: ast.expr, known: set[tuple[ast.Module, str]]) -> bool:
+    """Whether what is called belongs to a module that is rank 0's as a whole."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return isinstance(node, ast.Name) and (facts.source.module(node), node.id) in known
+
+
+def _trackers(facts: Facts) -> Iterator[tuple[ast.stmt, str]]:
+    """The names of modules that report elsewhere, each with the last of the imports that it stands among.
+
+    Where a file asks for types of such a module, or derives from one, its calls are rank 0's one by one: what
+    `ddp.main_only` makes of it is no class.
+    """
+    asked = set(_asked_for_types(facts))
+    for node in (each for each in facts.source.nodes if isinstance(each, ast.Import)):
+        for alias in node.names:
+            name = alias.asname or alias.name.partition(".")[0]  # `import mlflow.pytorch` binds `mlflow`
+            library = alias.name if alias.asname else name
+            if facts.catalogue.does(f"{library}.*", "reports") and (facts.source.module(node), name) not in asked:
+                yield _last_import(facts.source.block(node), node), name
+
+
+def _asked_for_types(facts: Facts) -> Iterator[tuple[ast.Module, str]]:
+    """The names that stand where types do, by the file."""
+    for node in facts.source.nodes:
+        types: list[ast.expr] = node.bases if isinstance(node, ast.ClassDef) else []
+        if isinstance(node, ast.Call) and facts.qualified(node.func) in ("builtins.isinstance", "builtins.issubclass"):
+            types = node.args[1:]
+        yield from ((facts.source.module(node), name) for each in types for name in names_in(each))
+
+
+def _last_import(block: list[ast.stmt], first: ast.stmt) -> ast.stmt:
+    """The last of the imports that follow one without a line between them."""
+    behind = block[block.index(first) :]
+    run = takewhile(lambda each: isinstance(each, (ast.Import, ast.ImportFrom)), behind)
+    return list(run)[-1]

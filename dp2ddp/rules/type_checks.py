@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
-from dp2ddp.source.nodes import last_name
-
-#: What tells `torch.load` which classes a checkpoint may name.
-_LOADING = ("add_safe_globals", "safe_globals")
 
 
 class TypeChecksRule(Rule):
@@ -20,7 +15,6 @@ class TypeChecksRule(Rule):
     id = "DDP015"
     title = "Keep asking whether the model is wrapped"
     effect = "keeps asking whether the model is wrapped"
-    parallel = True  # what another script loads is a plain `DataParallel`
     why = (
         "Scripts unwrap with `model.module if isinstance(model, nn.DataParallel) else model`. The wrapper is "
         'another class now, and the answer must stay yes. `hasattr(model, "module")` works as it is.'
@@ -69,8 +63,4 @@ if isinstance(net, nn.DataParallel):  # this script wraps nothing: no other clas
 
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         for reference in facts.wraps.type_checks:
-            if any(
-                isinstance(n, ast.Call) and last_name(n.func) in _LOADING for n in facts.source.ancestors(reference)
-            ):
-                continue  # checkpoints name the original's class, so that either script loads them
             yield ReplaceExpr(self.id, facts.source.span(reference), "the wrapper's class", "ddp.WrappedModel")

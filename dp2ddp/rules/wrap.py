@@ -6,12 +6,8 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.visible import means_all
-from dp2ddp.analysis.wraps.wraps import Wrap
 from dp2ddp.rewrite.edits import Finding, Note, RemoveStatement, ReplaceExpr, ReplaceStatement
 from dp2ddp.rules.base import Decisions, Example, Rule
-from dp2ddp.source.nodes import given_to
-from dp2ddp.source.spans import Span
 
 _REASON = "one replica per process; gradients are summed, buffers are rank 0's"
 
@@ -23,11 +19,11 @@ class WrapRule(Rule):
     title = "Wrap the model in DistributedDataParallel"
     effect = "wraps the model: one replica in each process"
     why = (
-        "`ddp.wrap_model` runs the model on this rank's rows of the batch, gives back the outputs for all of it, and "
-        "sums gradients over the ranks. BatchNorm, unused parameters and state dict keys behave as under DataParallel; "
-        "the model stays where it is until the script moves it. Guards stay as they are: where the original does not "
-        "wrap, neither does the converted script, and every rank does the same work. `device_ids` stay: the runtime "
-        "tells where they aren't as many as there are ranks."
+        "`ddp.wrap_model` runs the model on this rank's rows of the batch, gives back the outputs for all of it, "
+        "and sums gradients over the ranks. BatchNorm, unused parameters and state dict keys behave as under "
+        "DataParallel; the model stays where it is until the script moves it. Guards stay as they are: where the "
+        "original does not wrap, neither does the converted script. All arguments stay: `device_ids` say how many "
+        "processes there are, and on which GPUs."
     )
     essential = True
     examples = (
@@ -87,7 +83,7 @@ class Trainer:
     def __init__(self, gpus):
         net = Linear(4, 2)
         if len(gpus) > 1:
-            self.net = ddp.wrap_model(net, device_ids=gpus).cuda()
+            self.net = ddp.wrap_model(net, gpus).cuda()
         else:
             self.net = net.cuda()
 """,
@@ -182,63 +178,56 @@ net = DataParallel(nn.Linear(4, 2))
     )
 
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
-        for wrap in facts.wraps.models:
-            yield self._in_place(facts, wrap, decisions)
+        for call in facts.wraps.models:
+            yield self._in_place(facts, call, decisions)
         for value in facts.wraps.values:
             if decisions.wrap_keywords:
                 yield Note(
                     self.id,
-                    facts.source.span(value),
+                    facts.span(value),
                     f"`DataParallel` is handed on here, and takes no {', '.join(decisions.wrap_keywords)}",
                     "wrap the model by a plain call of `nn.DataParallel`, then convert again",
                 )
-            yield ReplaceExpr(self.id, facts.source.span(value), "takes `DataParallel`'s arguments", "ddp.WrappedModel")
+            yield ReplaceExpr(self.id, facts.span(value), "takes `DataParallel`'s arguments", "ddp.WrappedModel")
         yield from self._unused_imports(facts)
 
-    def _in_place(self, facts: Facts, wrap: Wrap, decisions: Decisions) -> Finding:
-        assert wrap.model is not None
-        span = facts.source.span
-        template, holes = self._call(facts, wrap, decisions)
-        given = [facts.source.span(each) for each in given_to(wrap.call)]
-        if given == list(holes.values()) and template == _as_given(wrap.call):  # its lines stay as they are broken
-            return ReplaceExpr(self.id, span(wrap.call.func), _REASON, "ddp.wrap_model")
-        return ReplaceExpr(self.id, span(wrap.call), _REASON, template, holes)
-
-    def _call(self, facts: Facts, wrap: Wrap, decisions: Decisions) -> tuple[str, dict[str, Span]]:
-        assert wrap.model is not None
-        holes = {"model": facts.source.span(wrap.model)}
-        keywords = dict(decisions.wrap_keywords)
-        if wrap.device_ids is not None and not means_all(facts, wrap.device_ids):
-            holes["ids"] = facts.source.span(wrap.device_ids)
-            keywords["device_ids"] = "__h_ids__"
-        if wrap.dim is not None and not (isinstance(wrap.dim, ast.Constant) and wrap.dim.value == 0):
-            holes["dim"] = facts.source.span(wrap.dim)
-            keywords["dim"] = "__h_dim__"
-        given = "".join(f", {each}={keywords[each]}" for each in ("device_ids", "dim", "sync_bn") if each in keywords)
-        return f"ddp.wrap_model(__h_model__{given})", holes
+    def _in_place(self, facts: Facts, call: ast.Call, decisions: Decisions) -> Finding:
+        """The function alone is another one, which takes the same arguments."""
+        if not decisions.wrap_keywords:
+            return ReplaceExpr(self.id, facts.span(call.func), _REASON, "ddp.wrap_model")
+        holes, given = {}, []
+        for number, each in enumerate(call.args):
+            value = each.value if isinstance(each, ast.Starred) else each
+            holes[f"a{number}"] = facts.span(value)
+            given.append(f"{'*' * isinstance(each, ast.Starred)}__h_a{number}__")
+        for number, keyword in enumerate(call.keywords):
+            holes[f"k{number}"] = facts.span(keyword.value)
+            given.append(f"{keyword.arg}=__h_k{number}__" if keyword.arg else f"**__h_k{number}__")
+        given += [f"{name}={value}" for name, value in decisions.wrap_keywords.items()]
+        return ReplaceExpr(self.id, facts.span(call), _REASON, f"ddp.wrap_model({', '.join(given)})", holes)
 
     def _unused_imports(self, facts: Facts) -> Iterator[Finding]:
         """`from torch.nn import DataParallel` has no use once every wrap is converted."""
-        converted = {w.call.func for w in facts.wraps.models} | {c.func for c in facts.wraps.optimizers}
-        converted.update(facts.wraps.values, facts.wraps.type_checks if facts.parallel else ())
-        for node in (each for each in facts.source.nodes if isinstance(each, ast.ImportFrom)):
+        converted = {call.func for call in (*facts.wraps.models, *facts.wraps.optimizers)}
+        converted.update(facts.wraps.values, facts.wraps.type_checks)
+        imports = [each for each in facts.source.nodes if isinstance(each, ast.ImportFrom)]
+        found = ((each, facts.source.imported(each, each.module or "", each.level)) for each in imports)
+        taken = {(module, alias.name) for each, module in found for alias in each.names}  # by other files
+        for node in imports:
+            module = facts.source.module(node)
             for alias in (each for each in node.names if each.name == "DataParallel"):
                 local = alias.asname or alias.name
-                uses = [n for n in ast.walk(facts.source.module(node)) if isinstance(n, ast.Name) and n.id == local]
-                if uses and all(u in converted for u in uses):
+                uses = [n for n in ast.walk(module) if isinstance(n, ast.Name) and n.id == local]
+                said = (n for n in ast.walk(module) if isinstance(n, ast.Constant) and n.value == local)  # `__all__`
+                is_ours = (module, local) not in taken and not any(said)
+                if uses and is_ours and all(u in converted for u in uses):
                     yield from self._without(facts, node, alias)
 
     def _without(self, facts: Facts, node: ast.ImportFrom, alias: ast.alias) -> Iterator[Finding]:
-        span, reason = facts.source.span(node), "`DataParallel` is not used any more"
+        span, reason = facts.span(node), "`DataParallel` is not used any more"
         others = [each for each in node.names if each is not alias]
         if not others:
             yield RemoveStatement(self.id, span, reason)
         elif facts.source.segment(node) == ast.unparse(node):  # in one line, as most are written
             kept = ast.ImportFrom(node.module, others, node.level)
             yield ReplaceStatement(self.id, span, reason, [ast.unparse(kept)])
-
-
-def _as_given(call: ast.Call) -> str:
-    """The template that takes a model and keywords as the call does."""
-    given = (f", {each.arg}=__h_{'ids' if each.arg == 'device_ids' else each.arg}__" for each in call.keywords)
-    return f"ddp.wrap_model(__h_model__{''.join(given)})"

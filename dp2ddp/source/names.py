@@ -164,7 +164,8 @@ class Names:
             target = self._imported.get(scope, {}).get(node.id)
             if target is not None:
                 return self._followed(target, set())
-            if node.id in self._bound.get(scope, ()) and not isinstance(scope, ast.ClassDef):
+            is_bound = node.id in self._bound.get(scope, ()) and not isinstance(scope, ast.ClassDef)
+            if is_bound and not _is_default_of(scope, node.id):
                 return None
             if isinstance(scope, ast.Module) and scope in self._stars:
                 starred = self._from_stars(scope, node.id, set())
@@ -244,6 +245,16 @@ class Names:
     def follow(self, module: ast.Module, name: str) -> Target | None:
         """What `name` stands for at the top level of one of the program's modules."""
         return self._own(module, name, set())
+
+
+def _is_default_of(scope: ScopeNode, name: str) -> bool:
+    """Whether a function has a parameter whose default is what the name means outside: `def build(net, nn=nn)`."""
+    if isinstance(scope, (ast.Module, ast.ClassDef)):
+        return False
+    given = [*scope.args.posonlyargs, *scope.args.args]
+    pairs = [*zip(reversed(given), reversed(scope.args.defaults)), *zip(scope.args.kwonlyargs, scope.args.kw_defaults)]
+    found = [default for parameter, default in pairs if parameter.arg == name]
+    return any(isinstance(each, ast.Name) and each.id == name for each in found)
 
 
 def _canonical(path: str) -> str:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from .birth import release_idle
-from .files import broadcast, load, main_first, main_only, own_files, save
+from .files import broadcast, load, main_only, own_files, save
 from .loader import set_epoch, shard_loader
 from .model import WrappedModel, data_parallel, load_state_dict, wrap_model
-from .ranks import barrier, device, device_count, gather, is_main, local_rank, rank, world_size
+from .ranks import barrier, gather, is_main, local_rank, rank, world_size
 from .start import setup
 from .streams import seed_everything
 from .version import __version__
@@ -23,18 +22,14 @@ __all__ = [
     "barrier",
     "broadcast",
     "data_parallel",
-    "device",
-    "device_count",
     "gather",
     "is_main",
     "load",
     "load_state_dict",
     "local_rank",
-    "main_first",
     "main_only",
     "own_files",
     "rank",
-    "release_idle",
     "save",
     "seed_everything",
     "set_epoch",

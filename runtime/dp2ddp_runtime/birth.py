@@ -9,6 +9,7 @@ states of `setup`, its answers and its view of the disk.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import secrets
 import socket
@@ -35,28 +36,28 @@ ANEW = "DP2DDP_ANEW"
 #: In a rank, and in what it starts: its process.
 OF = "DP2DDP_RANK_OF"
 LOOPBACK = "127.0.0.1"
-_TOLD_AFTER = 60.0  # seconds before the first wrap, which the other ranks take as well
+_TOLD_AFTER = 60.0  # seconds that rank 0 has taken to its first wrap, which each other rank takes as well
 
 
 class Birth:
     """What a rank knows of how it came to be. One object, `birth`.
 
     Attributes:
-        begun: whether `setup` was called, and this process can become one of several ranks.
+        called: whether `setup` was called.
+        begun: whether it was, and this process can become one of several ranks.
         launched: torchrun's variables (`RANK`, ...) where a launcher has started this process; else empty.
-        device_ids: what `setup` was given, for wraps that name none.
     """
 
     def __init__(self) -> None:
-        self.begun = False
+        self.called = self.begun = False
         self.launched: Mapping[str, str] = {}
-        self.device_ids: Any = None
         self.began_at = 0.0
         self.environment: dict[str, str] = {}
         self.command: list[str] = []
         self.folder = ""
         self.terminals: list[str] = []  # rank 0's, on another rank
-        self.born: Any = None  # what rank 0 has told at its first wrap
+        self.born: Any = None  # what rank 0 tells at its first wrap
+        self.early: dict[str, str] = {}  # what `broadcast` was given above `setup`, by line, as `codec.dumps` writes it
         self.left = False
 
 
@@ -73,14 +74,18 @@ def form(device_ids: Any = None) -> int:
         RuntimeError: a later wrap asks for more devices than the first one.
         SystemExit: there is no such device, or no command that can be started again.
     """
-    named = device_ids if device_ids is not None else birth.device_ids
+    if world.groups is not None:
+        return _later(gpus.named(device_ids)) if os.getpid() == world.pid else 1
+    if not birth.begun:
+        if not birth.called and multiprocessing.parent_process() is None and len(gpus.wanted(device_ids)) > 1:
+            place.warn(
+                "this wrap asks for several devices, and one process trains: put ddp.setup() behind the imports of the "
+                "file that is started"
+            )
+        return 1
     if os.getpid() != world.pid:
         return 1
-    if world.groups is not None:
-        return _later(gpus.named(named))
-    if not birth.begun:
-        return 1
-    ids = gpus.wanted(named, world.launched)
+    ids = gpus.wanted(device_ids, world.launched)
     size = _size(ids)
     if size > 1:
         if world.rank == 0:
@@ -170,7 +175,7 @@ def _start_children(size: int) -> None:
     # Everybody on this machine can connect to it, and nobody can guess what the keys begin with.
     secret = secrets.token_hex(16)
     world.store = dist.PrefixStore(secret, store)  # type: ignore[attr-defined]
-    told = {"port": port, "secret": secret, "terminals": quiet.terminals()}
+    told = {"port": port, "secret": secret, "terminals": quiet.terminals(), "early": birth.early}
     for rank in range(1, size):
         hangs.state.children.append(Child(rank, told, gpus.take_own(birth.born, rank)))
 
@@ -203,6 +208,8 @@ def _meet(ids: Sequence[int]) -> None:
     _share_processors()
     hangs.share_signals()
     agree("the number of devices", len(ids))
+    if birth.launched:  # whose ranks have started by themselves
+        agree("what ddp.broadcast was given above ddp.setup()", sorted(birth.early.items()))
     exchange("the first wrap")
 
 
@@ -225,7 +232,3 @@ def leave() -> None:
             put("born", codec.encode(None))  # nothing was wrapped: those that wait end
         return
     hangs.leave()
-
-
-def release_idle() -> None:
-    """Does nothing any more: a rank that nothing was wrapped for was never started."""

@@ -147,7 +147,7 @@ class Cutter:
 
     def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
         device = world.device
-        return tensor.to(device, non_blocking=True) if device.type == "cuda" != tensor.device.type else tensor
+        return tensor.to(device, non_blocking=True) if device.type == "cuda" and tensor.device != device else tensor
 
     def _tensor(self, path: tuple[Any, ...], tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dim() <= self._dim or self._rows is None or tensor.layout != torch.strided:

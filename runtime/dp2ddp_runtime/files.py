@@ -34,7 +34,6 @@ from .checkpoint import load as load
 from .checkpoint import save as save
 from .disk import Found, changing, disk
 from .main_only import broadcast as broadcast
-from .main_only import main_first as main_first
 from .main_only import main_only as main_only
 from .main_only import own_files as own_files
 from .place import HERE
@@ -294,8 +293,8 @@ _CHANGES: dict[str, tuple[str | None, ...]] = {
     "os.utime": ("same",),
     "os.chmod": ("same",),
     "shutil.rmtree": (None,),
-    "shutil.copyfile": ("read", "file"),
     "shutil.copystat": ("read", "same"),  # with what os has no function for, such as SELinux's
+    "shutil.copyfile": ("read", "file"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Which GPUs ranks have: each sees those that rank 0 sees, with its own in first place.
+"""Which GPUs ranks have: each sees those that rank 0 sees, with its own where the wrap's first device is.
 
 Rank r's CUDA_VISIBLE_DEVICES is rank 0's with the entries of device 0 and device r *exchanged* (`device_ids=[2, 3]`:
 entries 2 and 3). So `cuda:0`, `.cuda(device_ids[0])`, `torch.cuda.device_count()`, properties, `set_device`, threads
@@ -24,6 +24,7 @@ from .world import world
 REPLACED = {
     "os._Environ.__setitem__": "what says that a rank sees its own GPU first stays, whatever the script sets it to",
     "os._Environ.__delitem__": "the same",
+    "torch.cuda.device_count": "without GPUs it says what DP2DDP_NPROC does, by which scripts decide on a wrap",
 }
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 if torch.version.hip is not None and "HIP_VISIBLE_DEVICES" in os.environ:
@@ -41,8 +42,22 @@ def is_on_cpu() -> bool:
 
 
 def _count() -> int:
-    getattr(torch.cuda.device_count, "cache_clear", lambda: None)()  # torch 2.1 counts once, whatever comes later
-    return torch.cuda.device_count()
+    count = getattr(torch.cuda.device_count, "real", torch.cuda.device_count)
+    getattr(count, "cache_clear", lambda: None)()  # torch 2.1 counts once, whatever comes later
+    return int(count())
+
+
+def show_asked() -> None:
+    """From now on a script that asks for the number of devices gets what DP2DDP_NPROC says, where there are no GPUs."""
+    count: Any = torch.cuda.device_count
+    if asked() is None or not wants_cpu() or hasattr(count, "real"):
+        return
+
+    def device_count() -> int:
+        return asked() or 0
+
+    device_count.real = count  # type: ignore[attr-defined]
+    torch.cuda.device_count = device_count
 
 
 def asked() -> int | None:

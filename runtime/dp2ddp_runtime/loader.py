@@ -201,6 +201,9 @@ class _Batches:
     def __len__(self) -> int:
         return len(self._batches)
 
+    def __getattr__(self, name: str) -> Any:  # torch's own, such as its workers
+        return getattr(self.__dict__["_batches"], name)
+
     def __next__(self) -> Any:
         number = next(self._numbers)
         if self._has_workers:

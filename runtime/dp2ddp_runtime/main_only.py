@@ -1,4 +1,4 @@
-"""What rank 0 does alone: writers and services, values that it alone knows, what it does first. No collectives.
+"""What rank 0 does alone: writers and services, and values that it alone knows. No collectives.
 
 The other ranks get stand-ins that take every call, because every rank runs every line.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import io
+import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,9 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from .acting import acting, mode
+from . import codec
+from .acting import acting
+from .birth import PLACE, birth
 from .disk import EVERYTHING, changing, disk
 from .rows import materialize
 from .told import count, hear, tell
@@ -24,6 +27,7 @@ from .whose import mode_of, ours, turn
 from .world import world
 
 T = TypeVar("T")
+_MOST_EARLY, _LONGEST_EARLY = 100, 500  # values, and characters of each: the environment has room for 128 kB
 
 
 def main_only(target: T) -> T:
@@ -39,31 +43,45 @@ def main_only(target: T) -> T:
         What every rank may call. On rank 0 that gives what `target` gives; elsewhere an `Absent`, which takes every
         call, attribute and `with`, and is true. Of a `logging.Handler` it makes a `logging.NullHandler`.
     """
-    if target is None or not disk.is_used:
-        return target
-    present: Any = target
-    if world.rank and mode.get() != "first":
-        is_handler = inspect.isclass(target) and issubclass(target, logging.Handler)
-        absent = Absent(getattr(target, "__name__", type(target).__name__))
-        present = (lambda *args, **kwargs: logging.NullHandler()) if is_handler else absent
     if callable(target) or inspect.ismodule(target):
-        return cast("T", _Called(target, present))
-    return cast("T", _gathering(present))
+        return cast("T", _Called(target))
+    return cast("T", _gathering(_on_this_rank(target)) if target is not None and disk.is_used else target)
+
+
+def _is_other() -> bool:
+    """Whether this is another rank than 0, or becomes one in `setup`, above which modules are imported."""
+    return world.rank > 0 or (not birth.called and PLACE in os.environ)
+
+
+def _on_this_rank(target: Any) -> Any:
+    if not _is_other():
+        return target
+    if inspect.isclass(target) and issubclass(target, logging.Handler):
+        return lambda *args, **kwargs: logging.NullHandler()
+    return Absent(getattr(target, "__name__", type(target).__name__))
 
 
 class _Called:
-    """What `main_only` makes of a function, a class or a module.
+    """What `main_only` makes of a function, a class or a module. Whose rank this is counts when it is called: modules
+    that are imported above `setup` don't know.
 
     Args:
         target: what it was given.
-        present: what is called in its place on this rank.
         counts: whether other ranks' reads wait for its calls.
     """
 
-    def __init__(self, target: Any, present: Any, counts: bool = True) -> None:
-        self._target, self._present, self._counts = target, present, counts
+    def __init__(self, target: Any, counts: bool = True) -> None:
+        self._target, self._counts = target, counts
+
+    @property
+    def _present(self) -> Any:
+        if not _is_other():
+            return self._target
+        return self.__dict__.setdefault("_absent", _on_this_rank(self._target))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not disk.is_used:
+            return self._present(*args, **kwargs)
         args, kwargs = materialize((args, kwargs))
         if _reads(self._target, args, kwargs):
             for path in _paths(args, kwargs):
@@ -81,7 +99,7 @@ class _Called:
     def __getattr__(self, attribute: str) -> Any:
         found = getattr(self._present, attribute)
         # Whether rank 0's can be called isn't known elsewhere: so these calls aren't counted anywhere.
-        return _Called(found, found, counts=False) if callable(found) and not isinstance(found, Absent) else found
+        return _Called(found, counts=False) if callable(found) and not isinstance(found, Absent) else found
 
 
 def _paths(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
@@ -177,45 +195,6 @@ def own_files() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def main_first() -> Iterator[None]:
-    """`with main_first(): ...`: rank 0 runs the body first, the others after it (downloads). No collective.
-    `@main_first()` above a function does the same for each of its calls.
-
-    For "if it is missing, fetch it" as a whole: the others then find that nothing is missing, and take over the working
-    directory if the body has changed it. On other machines their first ranks come next, and write as rank 0 has.
-
-    Raises:
-        RuntimeError: on the other ranks, which don't run the body then, what it raised on rank 0.
-    """
-    if mode_of():  # also inside of another one
-        yield
-        return
-    key, began = turn("main_first"), os.getcwd()
-    machine = world.rank - world.local_rank
-    is_first = not world.local_rank
-    error = moved = None
-    if world.rank:
-        who = 0 if is_first else machine
-        error, moved, programs, messages = hear(f"{key}/{who}", "the first rank's end of main_first()")
-        if error is not None:
-            raise RuntimeError(f"{error} (rank {who} failed in main_first())")
-        disk.heard_of(programs, messages)
-    try:
-        with acting("first" if is_first else "mute"):
-            yield
-        if moved is not None:
-            os.chdir(moved)
-    except BaseException as raised:
-        error = f"{type(raised).__name__}: {raised}"
-        raise
-    finally:
-        if is_first:
-            now = os.getcwd()
-            programs = disk.programs if world.rank else disk.ran()
-            tell(f"{key}/{machine}", [error, now if now != began else None, programs, world.count])
-
-
 def broadcast(value: T) -> T:
     """Rank 0's value, on every rank: what it had at this line, this many times on. No collective: rank 0 never waits.
 
@@ -228,6 +207,8 @@ def broadcast(value: T) -> T:
         TypeError: it is something else.
         PeerError: rank 0 has ended without coming here.
     """
+    if not (birth.called or disk.is_used):
+        return cast("T", _early(value))
     if os.getpid() != world.pid or not disk.is_used:
         return value
     value, key = materialize(value), turn("value")
@@ -241,3 +222,16 @@ def broadcast(value: T) -> T:
     if isinstance(found, torch.Tensor) and isinstance(value, torch.Tensor):
         return cast("T", found.to(value.device))
     return cast("T", found)
+
+
+def _early(value: Any) -> Any:
+    """Above `setup`, while modules are imported: a rank that rank 0 starts finds rank 0's value in its environment."""
+    key = turn("value")
+    text = json.loads(os.environ.get(PLACE, "{}")).get("early", {}).get(key)
+    if text is not None:
+        return codec.loads(text, [])
+    tensors: list[torch.Tensor] = []
+    plain = codec.dumps(value, tensors)
+    if not tensors and len(plain) <= _LONGEST_EARLY and len(birth.early) < _MOST_EARLY:
+        birth.early[key] = plain
+    return value

@@ -21,7 +21,7 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from . import place, streams
+from . import gpus, place, streams
 from .birth import form
 from .checks import sums, watch_steps
 from .cutting import Call, Cutter, Source
@@ -104,7 +104,8 @@ class WrappedModel(DistributedDataParallel):
         self.count = form(device_ids)
         self.dim, self.syncs = dim, sync_bn
         index = world.device.index if world.device.type == "cuda" else None
-        self.device_ids = [] if index is None else [*range(index, index + self.count)]
+        ids = gpus.named(device_ids) or range(self.count)
+        self.device_ids = [] if index is None else [*ids][: self.count]
         self.output_device = index
         self.module = module
         self._begin()
@@ -187,7 +188,7 @@ class WrappedModel(DistributedDataParallel):
         return self._put_together(replica, call, output, before, looks)
 
     def _run(self, replica: Replica, call: Call) -> Any:
-        """The replica's outputs for this rank's rows. One without any runs on rank 0's, with its random numbers."""
+        """The replica's outputs for this rank's rows. One without any runs on rank 0's, and draws for nothing."""
         has_rows = call.sizes[world.rank] > 0 or not any(call.sizes)
         own = replica.begin()
         _Running.now, Copy.idle = True, not has_rows

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
-from . import gpus
 from .rows import materialize
 from .world import exchange, world
 
@@ -29,22 +26,6 @@ def world_size() -> int:
 def is_main() -> bool:
     """Whether this is rank 0, the one that prints and writes files."""
     return world.rank == 0
-
-
-def device(otherwise: Any = None) -> Any:
-    """This rank's device, as the script may name it on all ranks alike: the first one's name; each sees its own there.
-
-    Before the first wrap it is `cuda` without a number, which means the current device.
-    `otherwise` is not used any more.
-    """
-    if world.groups is not None:
-        return world.device
-    return torch.device("cpu") if gpus.is_on_cpu() else torch.device("cuda")
-
-
-def device_count(otherwise: int | None = None) -> int:
-    """`torch.cuda.device_count()`; where there is no GPU, what DP2DDP_NPROC or a launcher says."""
-    return torch.cuda.device_count() or gpus.asked() or world.launched
 
 
 def gather(value: Any) -> list[Any]:

@@ -36,8 +36,6 @@ _SET_PARENT_DEATH_SIGNAL = 1  # https://man7.org/linux/man-pages/man2/prctl.2.ht
 
 
 def setup(
-    device_ids: Any = None,
-    backend: str | None = None,
     init_method: str | None = None,
     seed: int | None = None,
     timeout: float | timedelta | None = None,
@@ -53,8 +51,6 @@ def setup(
     imports the script again), does nothing.
 
     Args:
-        device_ids: for wraps that name none.
-        backend: not used; NCCL for GPUs of which each has one rank, else gloo.
         init_method: where ranks that a launcher started meet: `env://`, `tcp://host:port`, `file:///path`.
         seed: if given, `seed_everything(seed)` follows.
         timeout: seconds after which a job ends in which nothing moves. None: 1800.
@@ -68,13 +64,12 @@ def setup(
     """
     if start not in ("wrap", "now"):
         raise ValueError(f'start must be "wrap" or "now", not {start!r}')
+    birth.called = True
     launched = {} if PLACE in os.environ else _launched()
     if birth.begun or _is_child() or (beside_ddp and (dist.is_initialized() or "RANK" in os.environ)):
         return
     if os.environ.get("DP2DDP_DEVICE", "").lower() == "cpu" and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    if not isinstance(device_ids, str):
-        birth.device_ids = device_ids
     birth.launched, birth.began_at = launched, time.monotonic()
     if timeout is not None:
         hangs.state.timeout = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
@@ -84,7 +79,7 @@ def setup(
             top = top.f_back
         _begin(_command(top), init_method)
         if start == "now" and world.rank == 0 and not launched:
-            ids = gpus.wanted(birth.device_ids)
+            ids = gpus.wanted(None)
             if len(ids) > 1:
                 start_others(ids)
                 birth.born["early"] = True
@@ -113,6 +108,7 @@ def _begin(command: list[str], init_method: str | None) -> None:
         _join(json.loads(own) if own else None, init_method)
     files.install()
     quiet.share_answers(ask)
+    gpus.show_asked()
     atexit.register(leave)
 
 
@@ -249,14 +245,18 @@ def _given() -> list[str]:
 
 
 def _is_plain() -> bool:
-    """Whether Python itself runs the file that calls `setup` (no debugger), in a line of its own, so that it can anew.
+    """Whether Python itself runs the started file (no debugger), and lines of modules alone have led here.
 
-    What a function has done before it called `setup` isn't known.
+    So that this process can begin anew. What a function has done before it called `setup` isn't known.
     """
     frame: Any = sys._getframe(1)
     while frame is not None and os.path.realpath(frame.f_code.co_filename).startswith(place.HERE):
         frame = frame.f_back
-    if frame is None or frame.f_code.co_name != "<module>" or frame.f_globals.get("__name__") != "__main__":
+    while frame is not None and frame.f_globals.get("__name__") != "__main__":  # a module that the started file imports
+        if frame.f_code.co_name != "<module>" and not frame.f_code.co_filename.startswith("<frozen importlib"):
+            return False
+        frame = frame.f_back
+    if frame is None or frame.f_code.co_name != "<module>":
         return False
     name = _started(_given()[1:])
     spec, path = frame.f_globals.get("__spec__"), str(frame.f_globals.get("__file__", ""))

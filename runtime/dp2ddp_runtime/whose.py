@@ -22,8 +22,6 @@ _CACHES = ("TORCH_HOME", "HF_HOME", "MPLCONFIGDIR", "TRITON_CACHE_DIR", "TORCHIN
 _AT_HOME = (".cache/torch", ".cache/huggingface", ".cache/matplotlib", ".cache/fontconfig", ".config/matplotlib")
 
 _turns: dict[str, Iterator[int]] = {}
-#: In `main_first` `main_only` is for this rank as well; what samples write, ranks may write at once.
-_OWN = {"first": "own", "sample": "own"}
 #: Files and folders that `tempfile` has named.
 temporary: set[str] = set()
 
@@ -34,7 +32,7 @@ def mode_of() -> str:
     Empty where all ranks do the same: rank 0 alone changes them. "own": really done, and nobody is told. "mute": what
     changes a file changes nothing, and nobody is told; so it is in processes that another rank than 0 has forked.
     """
-    how = _OWN.get(mode.get(), mode.get())
+    how = "own" if mode.get() == "sample" else mode.get()  # ranks may write at once what samples write
     if not disk.is_used:
         return "own"
     if how or os.getpid() == world.pid:

@@ -46,7 +46,7 @@ class World:
         store: the ranks' key-value store, for what must not be a collective; None as long as there is nobody else.
         groups: process groups by device type, and "sums" for gradients; None as long as this process is alone. They are
             the runtime's own: `torch.distributed.is_initialized()` stays False, as in the original.
-        waits: what this rank waits for, at which line, since when (`hangs`); None while it works.
+        waits: what this rank waits for, and at which line, innermost last (`hangs`); empty while it works.
     """
 
     def __init__(self) -> None:

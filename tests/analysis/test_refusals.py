@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from dp2ddp.analysis.existing_ddp.refusals import is_converted, refuse
+from dp2ddp.analysis.own_ddp import is_converted, refuse
 from dp2ddp.convert.pipeline import convert_files
 from dp2ddp.errors import BadInput
 from dp2ddp.rules import Options
 from dp2ddp.source.program import parse
-
-
-def _all(node: object) -> bool:
-    """Whether a script comes to a node: to each."""
-    return True
 
 
 @pytest.mark.parametrize(
@@ -47,7 +42,7 @@ def _all(node: object) -> bool:
 )
 def test_refused(source: str, line: int, what: str) -> None:
     with pytest.raises(BadInput) as raised:
-        refuse(parse(source, "train.py").files[0], _all)
+        refuse(parse(source, "train.py").files[0])
     assert str(raised.value).startswith(f"train.py:{line}: sets up distributed training already: {what}; ")
 
 
@@ -66,7 +61,7 @@ def test_refused(source: str, line: int, what: str) -> None:
     ],
 )
 def test_not_refused(source: str) -> None:
-    refuse(parse(source, "train.py").files[0], _all)
+    refuse(parse(source, "train.py").files[0])
 
 
 @pytest.mark.parametrize(
@@ -85,48 +80,25 @@ def test_converted_scripts_are_known_by_their_import(source: str, expected: bool
 def test_a_wrapper_that_another_file_takes_is_refused_where_it_is_imported() -> None:
     (file,) = parse("from torch.nn.parallel import DistributedDataParallel as DDP\n", "wrap.py").files
     with pytest.raises(BadInput, match=r"wrap\.py:1: .*imports DistributedDataParallel; "):
-        refuse(file, _all, others=parse("from wrap import DDP\nnet = DDP(net)\n", "train.py").files)
+        refuse(file, others=parse("from wrap import DDP\nnet = DDP(net)\n", "train.py").files)
 
 
 def test_a_branch_beside_data_parallel_may_be_allowed() -> None:
     (file,) = parse("import torch.distributed as dist\ndist.init_process_group('nccl')\n", "train.py").files
     with pytest.raises(BadInput, match="dp2ddp converts scripts"):
-        refuse(file, _all)
+        refuse(file)
     with pytest.raises(BadInput, match="--allow-ddp converts the DataParallel branch"):
-        refuse(file, _all, others=parse("net = nn.DataParallel(net)\n", "net.py").files)
-    refuse(file, _all, allow_ddp=True)
+        refuse(file, others=parse("net = nn.DataParallel(net)\n", "net.py").files)
+    refuse(file, allow_ddp=True)
 
 
-@pytest.mark.parametrize("used", [False, True])
-def test_what_no_script_comes_to_refuses_nothing(used: bool) -> None:
-    """Helpers that were copied along with a function that is used."""
-    call = "init()\n" if used else ""
+def test_what_another_file_sets_up_is_refused_whoever_calls_it() -> None:
     files = {
-        "train.py": "import torch.nn as nn\nfrom utils import init, Meter\n"
-        f"{call}net = nn.DataParallel(nn.Linear(4, 2))\nMeter()\n",
-        "utils.py": "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n\n"
-        "class Meter:\n    pass\n\ndef init():\n    torch.distributed.init_process_group('nccl')\n\n"
-        "def wrap(net):\n    return DDP(net)\n",
+        "train.py": "import torch.nn as nn\nfrom utils import Meter\nnet = nn.DataParallel(nn.Linear(4, 2))\nMeter()\n",
+        "utils.py": "import torch\nclass Meter:\n    pass\ndef init():\n    torch.distributed.init_process_group()\n",
     }
-    if used:
-        with pytest.raises(
-            BadInput, match=r"utils\.py:8: sets up distributed training already: calls init_process_group"
-        ):
-            convert_files(files, ["train.py"], Options())
-    else:
-        done = convert_files(files, ["train.py"], Options(allow_ddp=True))
-        assert done["train.py"].new_text == convert_files(files, ["train.py"], Options())["train.py"].new_text
-        assert "\nddp.setup()\nnet = ddp.wrap_model(" in done["train.py"].new_text
-        assert done["utils.py"].new_text == files["utils.py"]
-
-
-def test_what_asks_whether_a_process_group_is_joined_is_no_condition_of_it() -> None:
-    files = {
-        "util.py": "import torch.distributed as dist\n\ndef init():\n    if dist.is_initialized():\n"
-        "        return\n    dist.init_process_group('nccl')\n",
-        "train.py": "import argparse\nimport torch.nn as nn\nfrom util import init\n"
-        "args = argparse.ArgumentParser().parse_args()\nnet = nn.Linear(4, 2)\nif args.distributed:\n    init()\n"
-        "    net = nn.parallel.DistributedDataParallel(net)\nelse:\n    net = nn.DataParallel(net)\n",
-    }
-    new = convert_files(files, ["train.py"], Options(allow_ddp=True))["train.py"].new_text
-    assert "if not args.distributed:\n    ddp.setup(beside_ddp=True)\n" in new
+    with pytest.raises(BadInput, match=r"utils\.py:5: sets up distributed training already: calls init_process_group"):
+        convert_files(files, ["train.py"], Options())
+    done = convert_files(files, ["train.py"], Options(allow_ddp=True))
+    assert "ddp.setup(beside_ddp=True)\nnet = ddp.wrap_model(" in done["train.py"].new_text
+    assert not done["utils.py"].changed

@@ -35,6 +35,9 @@ RUNS = {
     "behind the wrap's branch": (
         "net = nn.Linear(4, 2)\nif torch.cuda.device_count() > 1:\n    net = nn.DataParallel(net)\nnet = Copies(net)\n"
     ),
+    "in another branch": (
+        "net = nn.Linear(4, 2)\nif MODE:\n    net = nn.DataParallel(net)\nelse:\n    net = Copies(net)\n"
+    ),
     "in a function": (
         "def run(net, x):\n    return torch.cat(parallel_apply(nn.parallel.replicate(net, [0, 1]), x.chunk(2)))\n"
         "run(nn.DataParallel(nn.Linear(4, 2)).module, torch.ones(4, 4))\n"
@@ -67,60 +70,15 @@ def test_a_call_for_several_devices_outside_of_functions_is_refused(call: str) -
     assert "works on several GPUs, which every process would do" in conversion.notes[0].what
 
 
-CHOSEN = {
-    "by a branch": (
-        "net = nn.Linear(4, 2)\nif torch.cuda.device_count() > 2:\n    net = Copies(net)\nelse:\n"
-        "    net = nn.DataParallel(net)\n"
-    ),
-    "by a branch of several": (
-        "net = nn.Linear(4, 2)\nif MODE == 1:\n    net = nn.DataParallel(net)\nelif MODE == 2:\n    net = Copies(net)\n"
-    ),
-    "by an expression": "net = Copies(nn.Linear(4, 2)) if MODE else nn.DataParallel(nn.Linear(4, 2))\n",
-}
-
-
-def test_a_wrap_for_one_gpu_alone_is_no_other_way() -> None:
-    """Several GPUs are what a conversion is for."""
-    wrap = "net = nn.Linear(4, 2)\ngpus = torch.cuda.device_count()\nif gpus == 1:\n    net = nn.DataParallel(net)\n"
-    conversion = converted(f"{wrap}else:\n    net = Copies(net)\n")
-    assert conversion.refused
-    assert not converted(f"{wrap.replace('gpus ==', 'gpus >=')}else:\n    net = Copies(net)\n").refused
-
-
-@pytest.mark.parametrize("shape", CHOSEN)
-def test_a_run_that_chooses_the_copy_ends_with_an_error(shape: str) -> None:
-    conversion = converted(CHOSEN[shape])
-    lines = [line.strip() for line in conversion.new_text.splitlines()]
-    at = lines.index('raise NotImplementedError("Copies copies the model in every process: use nn.DataParallel")')
-    assert lines[at - 1] == "if ddp.world_size() > 1:"
-    assert "Copies(" in lines[at + 1]
-    assert "ddp.wrap_model(" in conversion.new_text
-    noted = [note for note in conversion.notes if note.rule == "DDP016"]
-    assert ["ends with an error" in note.what for note in noted] == [True]
-    assert not any("fine" in note.todo for note in conversion.notes)
-
-
-@pytest.mark.parametrize("wraps", [False, True])
-def test_a_copy_that_several_processes_never_come_to_stays_as_it_is(wraps: bool) -> None:
-    """But for a function that wraps by `DataParallel`, too."""
-    other = "nn.DataParallel(net)" if wraps else "net"
-    copies = (
-        "def copied(net, x):\n    ids = list(range(torch.cuda.device_count()))\n    if x is None:\n"
-        f"        return {other}\n    return nn.parallel.parallel_apply(nn.parallel.replicate(net, ids), x)\n"
-    )
-    script = "net = nn.Linear(4, 2)\nif MODE:\n    net = nn.DataParallel(net)\nelse:\n    net = copied(net, x)\n"
-    assert (copies in converted(copies + script).new_text) != wraps
-
-
 def test_a_copy_that_nothing_uses_is_left_alone() -> None:
     files = {
         "train.py": "import torch.nn as nn\nimport copies\nnet = nn.DataParallel(nn.Linear(4, 2))\n"
         "print(isinstance(net, copies.Copies))\n",
-        "copies.py": f"{_HEAD}def make(net):\n    return Copies(net)\n",
+        "copies.py": f"{_HEAD}",
     }
     done = convert_files(files, ["train.py"], Options())
     assert "net = ddp.wrap_model(nn.Linear(4, 2)" in done["train.py"].new_text
-    assert not any(each.notes for each in done.values())
+    assert not any(each.refused for each in done.values())
 
 
 def test_steps_of_the_forward_may_not_be_exchanged() -> None:
@@ -191,24 +149,36 @@ def test_synchronised_batchnorm_needs_the_option(vendored: bool) -> None:
     files = _SYNC if vendored else {"train.py": _SYNC["train.py"]}
     done = convert_files(files, ["train.py"], Options())
     assert not any(each.changed for each in done.values())
+    notes = [note for each in done.values() for note in each.notes]
+    assert len(notes) == (2 if vendored else 1)
+    assert notes[0].span.start.line == 7
+    assert notes[0].what.startswith("`patch_replication_callback(net)` synchronises BatchNorm over DataParallel's")
+    assert all(note.todo.startswith("convert with --sync-bn") for note in notes)
+    done = convert_files(files, ["train.py"], Options(sync_bn=True))
+    assert "net = ddp.wrap_model(net, sync_bn=True)\n" in done["train.py"].new_text
+    assert "patch_replication_callback(net)" not in done["train.py"].new_text
+
+
+_CALLBACK = _SYNC["train.py"].replace("patch_replication_callback(net)\n", "")
+_CALLBACK = _CALLBACK.replace("nn.DataParallel(net)", "DataParallelWithCallback(net, [0])")
+_CALLBACK = _CALLBACK.replace("patch_replication_callback", "DataParallelWithCallback")
+
+
+def test_a_wrapper_with_a_callback_is_a_wrap_that_synchronises() -> None:
+    files = {**_SYNC, "train.py": _CALLBACK}
+    done = convert_files(files, ["train.py"], Options(sync_bn=True))
+    assert "\nnet = ddp.wrap_model(net, [0], sync_bn=True)\n" in done["train.py"].new_text
+    told = [note for each in convert_files(files, ["train.py"], Options()).values() for note in each.notes]
+    assert [note.todo.startswith("convert with --sync-bn") for note in told] == [True]
+
+
+@pytest.mark.parametrize("more", ["", "kept = [DataParallelWithCallback]\n"])
+def test_a_wrapper_with_a_callback_that_isn_t_only_called_says_what_to_do(more: str) -> None:
+    files = {**_SYNC, "train.py": _CALLBACK + more} if more else {"train.py": _CALLBACK}
+    done = convert_files(files, ["train.py"], Options(sync_bn=True))
+    assert all(each.refused for each in done.values())
     (note,) = [note for each in done.values() for note in each.notes]
-    assert note.span.start.line == 7
-    assert note.what.startswith(
-        "`patch_replication_callback(net)` synchronises BatchNorm over DataParallel's replicas;"
-    )
-    assert note.todo.startswith("convert with --sync-bn")
-
-
-def test_a_wrapper_with_a_callback_says_what_to_do() -> None:
-    train = _SYNC["train.py"].replace("net = nn.DataParallel(net)", "net = DataParallelWithCallback(net)")
-    train = train.replace("patch_replication_callback(net)\n", "").replace(
-        "patch_rep", "DataParallelWithCallback, patch_rep"
-    )
-    for files in ({**_SYNC, "train.py": train}, {"train.py": train}):
-        done = convert_files(files, ["train.py"], Options(sync_bn=True))
-        assert all(each.refused for each in done.values())
-        (note,) = [note for each in done.values() for note in each.notes]
-        assert "plain `nn.DataParallel` and --sync-bn give it over processes" in note.what
+    assert "plain `nn.DataParallel` and --sync-bn give it over processes" in note.what
 
 
 _ABN = """
@@ -237,13 +207,25 @@ def test_replicas_that_meet_by_queues_are_refused(sync_bn: bool) -> None:
 @pytest.mark.parametrize(
     "shape",
     [
+        "class Net(nn.Module):\n    def forward(self, x):\n        return x.get_device(), len(x) == 0\n"
+        "net = nn.DataParallel(Net())\n",
+        "def place(x):\n    return x.get_device() == 0\nnet = nn.DataParallel(nn.Linear(4, 2))\n",
         _ABN + "net = nn.DataParallel(nn.Linear(4, 2))\n",  # nobody uses it
         _ABN.replace("x.get_device() == self.devices[0]", "True") + "net = nn.DataParallel(Synced(2))\n",
-        _ABN.replace("Queue(len(devices))", "1") + "net = nn.DataParallel(Synced(2))\n",
     ],
 )
 def test_other_modules_are_not(shape: str) -> None:
     assert not converted(shape).refused
+
+
+@pytest.mark.parametrize(
+    "asked", ["x.get_device() == 0", "x.get_device() in self.device_ids", "0 != self.w.get_device()"]
+)
+def test_a_module_that_asks_on_which_gpu_it_is_is_refused(asked: str) -> None:
+    layer = f"class Net(nn.Module):\n    def forward(self, x):\n        return x if {asked} else -x\n"
+    done = converted(f"{layer}net = nn.DataParallel(nn.Sequential(Net()))\n")
+    assert done.refused
+    assert [note.what.split(" asks")[0] for note in done.notes] == [f"`{asked}`"]
 
 
 _PATCHED = """
@@ -298,7 +280,7 @@ def test_what_is_refused_names_where_the_class_is_taken() -> None:
     )
     files = {"train.py": taking, "nets.py": f"import torch.nn as nn\n{own}def wrap(net):\n    return Own(net)\n"}
     (note,) = convert_files(files, ["train.py"], Options())["nets.py"].notes
-    assert note.todo.startswith("wrap the model in plain `nn.DataParallel` (train.py:5, nets.py:6)")
+    assert note.todo.startswith("wrap the model in plain `nn.DataParallel` (nets.py:6)")
 
 
 def test_a_wrapped_loss_that_takes_a_list_is_to_be_called_itself() -> None:

@@ -57,7 +57,7 @@ VALUES = {
         'wrappers = {"dp": nn.DataParallel}\nnet = wrappers["dp"](nn.Linear(4, 2))\n',
         'wrappers = {"dp": ddp.WrappedModel}',
     ),
-    "arguments in a list": ("net = nn.DataParallel(*arguments)\n", "net = ddp.WrappedModel(*arguments)"),
+    "arguments in a list": ("net = nn.DataParallel(*arguments)\n", "net = ddp.wrap_model(*arguments)"),
     "a class with properties": (
         "class Mine(nn.DataParallel):\n    @property\n    def layers(self):\n        return self.module.layers\n"
         "net = Mine(nn.Linear(4, 2))\n",
@@ -76,13 +76,44 @@ def test_the_class_itself_is_handed_on(shape: str) -> None:
     assert not conversion.notes
 
 
-def test_device_ids_are_found_wherever_they_are_given() -> None:
-    by_name = converted("wrap = nn.DataParallel\nnet = wrap(nn.Linear(4, 2), device_ids=[0, 2])\n")
-    by_partial = converted(
-        "import functools\nwrap = functools.partial(nn.DataParallel, device_ids=[0, 2])\nnet = wrap(nn.Linear(4, 2))\n"
+@pytest.mark.parametrize(
+    "given", ["net, device_ids=[0,  # the first\n 1]", "net, [0, 2], output_device=2", "net, dim=1", "net, **options"]
+)
+def test_arguments_stay_as_they_are(given: str) -> None:
+    new = converted(f"net = nn.DataParallel({given}).cuda()\n").new_text
+    assert f"\nddp.setup()\nnet = ddp.wrap_model({given}).cuda()\n" in new
+
+
+@pytest.mark.parametrize("test", ["not args.single or args.force", "args.gpu is None", "len(ids) > 1", "False"])
+def test_the_start_depends_on_no_condition(test: str) -> None:
+    """How many processes there are is known when the model is wrapped."""
+    body = f"if {test}:\n    net = nn.DataParallel(net)\n"
+    new = converted(f"{body}else:\n    net = nn.DataParallel(net, [0])\n").new_text
+    assert f"\nddp.setup()\n{body.replace('nn.DataParallel', 'ddp.wrap_model')}" in new
+
+
+@pytest.mark.parametrize("more", ["", ", *, nn=nn"])
+def test_a_module_that_is_a_parameter_s_default_is_that_module(more: str) -> None:
+    script = f"def build(net{more or ', nn=nn'}):\n    return nn.DataParallel(net)\nnet = build(nn.Linear(4, 2))\n"
+    assert "    return ddp.wrap_model(net)\n" in converted(script).new_text
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "ddp = nn.Linear(4, 2)\nnet = nn.DataParallel(ddp, device_ids=ddp.ids)\n",
+        "ddp.net = nn.DataParallel(ddp.net, ddp.ids)\n",
+        "def run(ddp):\n    torch.save(ddp.net, f'{ddp.name}')\n    return nn.DataParallel(ddp.net)\n",
+    ],
+)
+def test_a_variable_of_the_runtime_s_short_name_stays(body: str) -> None:
+    expected = body.replace("nn.DataParallel", "dp2ddp_runtime.wrap_model").replace("torch.save", "dp2ddp_runtime.save")
+    done = converted(body, loop="ddp.loader = DataLoader(\n    data\n)\n").new_text
+    assert "import dp2ddp_runtime\n" in done
+    assert expected in done
+    assert done.endswith(
+        "ddp.loader = DataLoader(\n    data\n)\nddp.loader = dp2ddp_runtime.shard_loader(ddp.loader)\n"
     )
-    for conversion in (by_name, by_partial):
-        assert "ddp.setup(device_ids=[0, 2])" in conversion.new_text
 
 
 REFUSED = {
@@ -127,13 +158,6 @@ def test_other_kinds_of_parallelism_are_their_script_s_business() -> None:
     assert "net = ddp.wrap_model(nn.Linear(4, 2)" in converted(body).new_text
 
 
-def test_steps_of_data_parallel_s_forward_are_named() -> None:
-    conversion = converted("net = nn.DataParallel(nn.Linear(4, 2))\nreplicate = net.replicate\n")
-    assert [(note.rule, note.what) for note in conversion.notes] == [
-        ("DDP016", "`net.replicate` is a step of DataParallel's forward, and the wrapped model has none")
-    ]
-
-
 def test_annotations_name_the_new_class() -> None:
     body = """
         def keep(net: nn.DataParallel) -> nn.DataParallel:
@@ -159,26 +183,14 @@ def test_processes_start_before_what_a_definition_wraps(shape: str) -> None:
     assert "ddp.shard_loader(" in conversion.new_text
 
 
+@pytest.mark.parametrize("given", ["net, x, range(2)", "net, *xs", "net, x, **options", "*args"])
 @pytest.mark.parametrize("way", ["import torch.nn.parallel as P", "from torch.nn import parallel as P"])
-def test_data_parallel_of_a_list_of_one_keeps_it(way: str) -> None:
-    script = f"{way}\nimport torch.nn as nn\nnet = nn.Linear(4, 2)\nxs = [x]\ny = P.data_parallel(net, *xs, range(2))\n"
-    new = convert_source(script, "train.py", Options()).new_text
-    assert new.endswith(
-        "ddp.setup(device_ids=range(2))\nnet = nn.Linear(4, 2)\nxs = [x]\ny = ddp.data_parallel(net, *xs)\n"
-    )
+def test_data_parallel_keeps_its_arguments(way: str, given: str) -> None:
+    new = convert_source(f"{way}\ny = P.data_parallel({given})\n", "train.py", Options()).new_text
+    assert new == f"{way}\nimport dp2ddp_runtime as ddp\n\nddp.setup()\ny = ddp.data_parallel({given})\n"
 
 
-def test_data_parallel_keeps_device_ids_that_are_not_known_at_the_start() -> None:
-    script = (
-        "import torch.nn as nn\nnet = nn.Linear(4, 2)\nids = pick(net)\ny = nn.parallel.data_parallel(net, x, ids)\n"
-    )
-    new = convert_source(script, "train.py", Options()).new_text
-    assert new.endswith("ids = pick(net)\ny = ddp.data_parallel(net, x, device_ids=ids)\n")
-
-
-@pytest.mark.parametrize("given", ["*args", "net, *xs", "net, x, *ids", "net, x, **options"])
-def test_data_parallel_of_what_can_not_be_told_apart_is_refused(given: str) -> None:
-    script = f"import torch.nn as nn\nnet = nn.Linear(4, 2)\ny = nn.parallel.data_parallel({given})\n"
-    conversion = convert_source(script, "train.py", Options())
-    assert conversion.refused
-    assert "can't be told apart" in conversion.notes[0].what
+def test_what_tells_a_loading_which_classes_there_are_stays() -> None:
+    """Checkpoints name the original's class, whoever saved them."""
+    safe = "torch.serialization.add_safe_globals([nn.DataParallel])\n"
+    assert safe in converted(f"{safe}net = nn.DataParallel(nn.Linear(4, 2))\n").new_text

@@ -32,10 +32,10 @@ def test_every_script_is_judged(tmp_path: Path) -> None:
     data = json.loads((tmp_path / "out.json").read_text())
     scripts = {f"{each['repository']}/{each['path']}": each for each in data["scripts"]}
     assert set(scripts) == {"one/train.py", "one/part.py", "one/old.py", "two/dist.py"}
-    assert scripts["one/train.py"]["lines"] == 4  # one changed, two added
+    assert scripts["one/train.py"]["lines"] == 5  # one changed, three added
     assert scripts["one/part.py"]["wraps_left"]
     assert scripts["one/old.py"]["refused"].startswith("old.py:1: Python 2")
     assert scripts["two/dist.py"]["refused"].startswith("dist.py:1: sets up distributed training already")
     total = {key: data["total"][key] for key in ("scripts", "refused", "tried", "converted", "percent", "crashes")}
     assert total == {"scripts": 4, "refused": 2, "tried": 2, "converted": 1, "percent": 50.0, "crashes": 0}
-    assert "| one/train.py | yes | 1 | 4 |" in (tmp_path / "out.md").read_text()
+    assert "| one/train.py | yes | 1 | 5 |" in (tmp_path / "out.md").read_text()

@@ -24,8 +24,8 @@ from dp2ddp.cli import main
 from dp2ddp.command import progress
 from dp2ddp.convert import plan
 progress.PATIENCE = float(sys.argv.pop(1))
-slow = plan.Facts.of
-plan.Facts.of = lambda *args, **kwargs: (time.sleep(0.8), slow(*args, **kwargs))[1]
+slow = plan.Facts
+plan.Facts = lambda *args, **kwargs: (time.sleep(0.8), slow(*args, **kwargs))[1]
 main(prog_name="dp2ddp")
 """
 

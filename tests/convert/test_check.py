@@ -19,6 +19,7 @@ import torch
 import torch.nn as nn
 net = nn.DataParallel(nn.Linear(4, 2))
 torch.save(net, "net.pt")
+loader = torch.utils.data.DataLoader(torch.rand(8, 4))
 """
 OWN_DDP = """\
 import torch.distributed as dist
@@ -50,12 +51,13 @@ def test_each_line_is_named_with_its_rule_and_nothing_is_written(folder: Path) -
     done = run("train.py", "--output-format", "concise")
     assert done.exit_code == 1
     assert [line.split(": ")[0] for line in done.stdout.splitlines()] == [
-        "train.py:3:1",
+        "train.py:2:1",
         "train.py:3:7",
         "train.py:4:1",
+        "train.py:5:10",
     ]
     assert " DDP002 `nn.DataParallel` becomes `ddp.wrap_model`: " in done.stdout
-    assert done.stderr == "3 to change in 1 file; `dp2ddp convert` makes the changes\n"
+    assert done.stderr == "4 to change in 1 file; `dp2ddp convert` makes the changes\n"
     assert sorted(path.name for path in folder.iterdir()) == ["plain.py", "train.py"]
     assert (folder / "train.py").read_text() == SCRIPT
 
@@ -71,6 +73,7 @@ def test_the_full_form_shows_the_source_and_what_becomes_of_it() -> None:
         "3 | net = nn.DataParallel(nn.Linear(4, 2))",
         '4 | torch.save(net, "net.pt")',
         "  | ^^^^^^^^^^",
+        "5 | loader = torch.utils.data.DataLoader(torch.rand(8, 4))",
         "  |",
         "help: `dp2ddp convert` makes of it",
         '  + ddp.save(net, "net.pt")',

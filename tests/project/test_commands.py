@@ -67,8 +67,9 @@ def test_what_names_no_commands_is_passed_over(tmp_path: Path, text: str) -> Non
     assert named(tmp_path, {**FILES, "setup.py": text}) == {}
 
 
-def test_commands_that_come_to_a_wrap_are_entries(tmp_path: Path) -> None:
-    files = {**FILES, "setup.cfg": "[options.entry_points]\nconsole_scripts =\n  prepare = tool.cli:prepare\n"}
+def test_commands_of_files_that_import_a_wrap_are_entries(tmp_path: Path) -> None:
+    files = {**FILES, "setup.cfg": "[options.entry_points]\nconsole_scripts =\n  other = tool.other:run\n"}
+    files["tool/other.py"] = "def run(): pass\n"
     found = guess(tmp_path, files)
     assert (found.entries, found.commands) == (["tool/cli.py"], {"tool/cli.py": {"train": "tool-train"}})
 
@@ -82,4 +83,5 @@ def test_a_script_that_is_also_a_command_starts_them_once() -> None:
 def test_a_method_may_be_a_command() -> None:
     text = "from torch import nn\nclass App:\n    @staticmethod\n    def main():\n        nn.DataParallel(net)\n"
     done = pipeline.convert_files({"app.py": text}, {"app.py": ["App.main"]}, Options())
-    assert "        ddp.setup()\n        ddp.wrap_model" in done["app.py"].new_text
+    assert "\n\nddp.setup()\nclass App" in done["app.py"].new_text
+    assert "        ddp.wrap_model(net)\n" in done["app.py"].new_text

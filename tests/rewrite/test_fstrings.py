@@ -14,16 +14,17 @@ from dp2ddp.rules import Options
 from dp2ddp.source.program import parse
 from dp2ddp.source.spans import Span
 
-_HEAD = "import torch\nimport torch.nn as nn\nnet = nn.DataParallel(nn.Linear(4, 2))\n"
-_N = "torch.cuda.device_count()"
+_HEAD = "from datetime import datetime\nimport torch.nn as nn\nnet = nn.DataParallel(nn.Linear(4, 2))\n"
+_B = "ddp.broadcast(datetime.now())"
+_N = "datetime.now()"
 
 #: The line, and what becomes of it.
 LINES = [
-    (f'print(f"{{{_N}:3d}}")', 'print(f"{ddp.device_count():3d}")'),
-    (f"print(f'''{{{_N}}} and\n{{{_N}}}''')", "print(f'''{ddp.device_count()} and\n{ddp.device_count()}''')"),
-    (f'print(f"{{{_N} = }}")', 'print(f"torch.cuda.device_count() = {ddp.device_count()!r}")'),
-    (f'print(f"{{{_N}=:3d}}")', 'print(f"torch.cuda.device_count()={ddp.device_count():3d}")'),
-    (f'print(f"{{ {_N}=!s}} {{2 * i=}}")', 'print(f" torch.cuda.device_count()={ ddp.device_count()!s} {2 * i=}")'),
+    (f'print(f"{{{_N}:3d}}")', 'print(f"{ddp.broadcast(datetime.now()):3d}")'),
+    (f"print(f'''{{{_N}}} and\n{{{_N}}}''')", f"print(f'''{{{_B}}} and\n{{{_B}}}''')"),
+    (f'print(f"{{{_N} = }}")', 'print(f"datetime.now() = {ddp.broadcast(datetime.now())!r}")'),
+    (f'print(f"{{{_N}=:3d}}")', 'print(f"datetime.now()={ddp.broadcast(datetime.now()):3d}")'),
+    (f'print(f"{{ {_N}=!s}} {{2 * i=}}")', 'print(f" datetime.now()={ ddp.broadcast(datetime.now())!s} {2 * i=}")'),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Which loaders are sharded, and that none is twice."""
+"""Every loader of a converted file is sharded where it is made, once; which model it feeds is not asked."""
 
 from __future__ import annotations
 
@@ -9,182 +9,137 @@ from dp2ddp.rules import Options
 
 _HEAD = "import torch\nimport torch.nn as nn\nfrom torch.utils.data import DataLoader\nfrom data import data\n"
 _NET = "net = nn.DataParallel(nn.Linear(4, 2))\n"
-_STEP = "    net(x).sum().backward()\n"
+_MADE = "DataLoader(data, 4)"
+_SHARDED = f"ddp.shard_loader({_MADE})"
+
+PLACES = {
+    "a name": "loader = LOADER\nfor x in loader:\n    net(x)\n",
+    "in a bar": "from tqdm import tqdm\nfor x in tqdm(LOADER, total=9):\n    net(x)\n",
+    "of a part of the model": "class T:\n    def go(self):\n        for x in LOADER:\n            net.encoder(x)\n",
+    "of a model that is looked up": "for x in LOADER:\n    eval('self.net')(x)\n    args.models['a'](x)\n",
+    "of no model": "print(len(LOADER))\n",
+    "in a function that nobody calls": "def load():\n    return LOADER\n",
+    "under a key": "loaders = {'train': LOADER}\nloaders['test'] = LOADER\n",
+    "in a field": "job.train, job.test = LOADER, None\nsetattr(job, 'train', LOADER)\njobs.append(LOADER)\n",
+    "in arguments": "Trainer.epoch(net, loader=LOADER)\n",
+    "in a default": "def run(loader=LOADER):\n    pass\n",
+    "in a comprehension": "parts = [LOADER for _ in range(3)]\n",
+    "in a data set": "class Few:\n    def __getitem__(self, i):\n        return next(iter(LOADER))\n",
+    "in a branch": "if args.a:\n    loader = LOADER\nelse:\n    loader = None if args.b else LOADER\n",
+    "by a getattr": "import torch.utils.data as d\nloader = LOADER\n",
+}
 
 
-def lines(script: str) -> list[str]:
-    """The lines of a conversion that shard something."""
-    new = convert_source(_HEAD + _NET + script, "train.py", Options()).new_text
-    return [line.strip() for line in new.splitlines() if "shard_loader" in line]
+def converted(script: str, **options: bool) -> str:
+    return convert_source(_HEAD + _NET + script, "train.py", Options(**options)).new_text
 
 
 @pytest.mark.parametrize(
-    "table", ["{}", "dict()", "collections.OrderedDict()", "collections.defaultdict(list)", "made_elsewhere()"]
+    "made", [_MADE, "torch.utils.data.DataLoader(data)", "getattr(torch.utils.data, 'DataLoader')(data)"]
 )
-def test_a_loader_kept_under_a_key_is_sharded_where_it_is_made(table: str) -> None:
-    script = (
-        f"import collections\nfrom tqdm import tqdm\nfrom other import made_elsewhere\nloaders = {table}\n"
-        "loaders['train'] = DataLoader(data, 4)\nbar = tqdm(loaders['train'])\nfor i, x in enumerate(bar):\n" + _STEP
+@pytest.mark.parametrize("place", PLACES)
+def test_a_loader_is_sharded_wherever_it_is_made(place: str, made: str) -> None:
+    script = PLACES[place]
+    assert converted(script.replace("LOADER", made)).endswith(script.replace("LOADER", f"ddp.shard_loader({made})"))
+
+
+def test_what_is_converted_stays() -> None:
+    once = converted(PLACES["a name"])
+    assert convert_source(once, "train.py", Options()).new_text == once
+
+
+@pytest.mark.parametrize("target", ["loader", "self.loader", "args.data.train"])
+def test_a_call_of_several_lines_keeps_them(target: str) -> None:
+    script = f"{target} = DataLoader(data,  # all of it\n    batch_size=4,\n)\n"
+    assert converted(script).endswith(f"{script}{target} = ddp.shard_loader({target})\n")
+    assert converted("run(DataLoader(\n    data,\n), 3)\n").endswith(
+        "run(ddp.shard_loader(DataLoader(\n    data,\n)), 3)\n"
     )
-    assert lines(script) == ["loaders['train'] = ddp.shard_loader(DataLoader(data, 4))"]
 
 
-@pytest.mark.parametrize("given", ["train=DataLoader(data, 4)", "DataLoader(data, 4)"])
+@pytest.mark.parametrize(("given", "whole"), [("collate_fn=pad", True), ("collate_fn=None", False)])
+def test_rows_are_said_where_a_collate_fn_may_mix_them(given: str, whole: bool) -> None:
+    script = f"loader = DataLoader(data, 4, {given})\n"
+    assert converted(script).endswith(f"loader = ddp.shard_loader(DataLoader(data, 4, {given}))\n")
+    assert converted(script, rows=True).endswith(f"{given}){', rows=True' * whole})\n")
+
+
 @pytest.mark.parametrize(
-    "make",
+    "script",
     [
-        "class Data(typing.NamedTuple):\n    train: DataLoader\n",
-        "@dataclasses.dataclass\nclass Data:\n    train: DataLoader\n",
-        "Data = collections.namedtuple('Data', 'train')\n",
+        "for idx in torch.randperm(8).view(-1, 4):\n    net(data[idx])\n",
+        "import other\nfor x in other.make():\n    net(x)\n",
+        "def run(loader: DataLoader) -> DataLoader:\n    assert type(loader) is DataLoader\n    return loader\n",
     ],
 )
-def test_a_loader_in_a_field_is_sharded_once(make: str, given: str) -> None:
-    imports = f"import collections\nimport dataclasses\nimport typing\n{make}"
-    made = f"Data({given.replace('DataLoader(data, 4)', 'ddp.shard_loader(DataLoader(data, 4))')})"
-    assert lines(f"{imports}d = Data({given})\nfor x in d.train:\n{_STEP}") == [f"d = {made}"]
-    run = f"def run(d):\n    over = d.train\n    for x in over:\n    {_STEP}run(get())\n"
-    assert lines(f"{imports}def get():\n    return Data({given})\n\n{run}") == [f"return {made}"]
+def test_nothing_else_is(script: str) -> None:
+    assert converted(script).endswith(script)
+
+
+_OWN = "class Own(DataLoader):\n    def __init__(self, data):\n        super().__init__(data, 4)\n        self.x = 1\n"
+_MORE = "class More(Own):\n    def __init__(self, data):\n        super().__init__(data)\n"
+_FILES = {"loaders.py": _HEAD + _OWN + _MORE}
 
 
 @pytest.mark.parametrize(
-    "bar", ["tqdm.autonotebook.tqdm", "tqdm.notebook.tqdm_notebook", "alive_progress.alive_it", "bars.show"]
-)
-def test_a_bar_over_a_loader_is_not_sharded(bar: str) -> None:
-    script = (
-        f"import {bar.rpartition('.')[0]}\nloader = DataLoader(data, 4)\nbar = {bar}(loader)\nfor x in bar:\n{_STEP}"
-    )
-    assert lines(script) == ["loader = ddp.shard_loader(DataLoader(data, 4))"]
-
-
-def test_a_loader_that_is_made_elsewhere_is_sharded_inside_of_its_bar() -> None:
-    made = "from tqdm import tqdm\nfrom other import make\nloader = make()\n"
-    script = f"{made}bar = tqdm(loader, total=9)\nfor x in bar:\n{_STEP}"
-    assert lines(script) == ["bar = tqdm(ddp.shard_loader(loader), total=9)"]
-
-
-def test_what_goes_over_a_loader_in_an_object_of_the_script_s_is_not_sharded() -> None:
-    timed = "class Timed:\n    def __init__(self, over):\n        self.over = iter(over)\n    def __iter__(self):\n" + (
-        "        return self\n    def __next__(self):\n        return next(self.over)\n"
-    )
-    script = (
-        f"from tqdm import tqdm\n{timed}loader = DataLoader(data, 4)\nbar = tqdm(Timed(loader))\nfor x in bar:\n{_STEP}"
-    )
-    assert lines(script) == ["loader = ddp.shard_loader(DataLoader(data, 4))"]
-
-
-def test_a_list_that_came_out_of_a_loader_is_not_sharded() -> None:
-    inner = "    for i, x in enumerate(parts):\n    " + _STEP
-    script = "loader = DataLoader(data, 4, collate_fn=list)\nfor batch in loader:\n    parts = batch[0]\n" + inner
-    assert lines(script) == ["loader = ddp.shard_loader(DataLoader(data, 4, collate_fn=list))"]
-    # A list of loaders that are made elsewhere isn't one.
-    script = f"from other import loaders\nfor parts in loaders:\n{inner}"
-    assert lines(script) == ["for i, x in enumerate(ddp.shard_loader(parts)):"]
-
-
-def test_loaders_of_one_name_in_functions_that_either_module_may_hold() -> None:
-    """Each class's own; and whichever of two modules is imported."""
-    trained = (
-        _HEAD.replace("from data import data\n", "data = list(range(8))\n")
-        + "class First:\n    def __init__(self):\n        self.loader = DataLoader(data, 4)\n"
-        "class Second:\n    def __init__(self):\n        self.loader = DataLoader(data, 2)\n"
-        "def train():\n    net = nn.DataParallel(nn.Linear(4, 2))\n"
-        "    for x in First().loader:\n        net(x).sum().backward()\n"
-        "    for x in Second().loader:\n        net(x).sum().backward()\n"
-    )
-    main = "import sys\nif sys.argv[1:]:\n    from x import train\nelse:\n    from y import train\ntrain()\n"
-    done = convert_files({"main.py": main, "x.py": trained, "y.py": trained}, ["main.py"], Options())
-    for name in ("x.py", "y.py"):
-        assert done[name].new_text.count("ddp.shard_loader(DataLoader(") == 2
-        assert "ddp.wrap_model(" in done[name].new_text
-
-
-def test_a_function_that_branches_import_is_each_of_them() -> None:
-    files = {
-        "main.py": _HEAD + "def load(kind):\n    if kind:\n        from a import build\n    elif args.b:\n"
-        "        from b import build\n    else:\n        from c import build\n    return build()\n"
-        + _NET + "for x, y in load(args.kind):\n    net(x)\n",
-        **{f"{name}.py": f"{_HEAD}def build():\n    return DataLoader(data, 4)\n" for name in "abc"},
-    }  # fmt: skip
-    done = convert_files(files, ["main.py"], Options())
-    assert all("return ddp.shard_loader(DataLoader(data, 4))\n" in done[f"{name}.py"].new_text for name in "abc")
-
-
-def test_functions_of_a_class_may_take_no_self() -> None:
-    script = (
-        "import torch.nn as nn\nfrom torch.utils.data import DataLoader\nclass Trainer:\n    def train(data):\n"
-        "        net = nn.DataParallel(nn.Linear(4, 2))\n        Trainer.epoch(net, DataLoader(data, 4))\n"
-        "    def epoch(model, loader):\n        for x in loader:\n            model(x)\nTrainer.train(data)\n"
-    )
-    new = convert_source(script, "train.py", Options()).new_text
-    assert "Trainer.epoch(net, ddp.shard_loader(DataLoader(data, 4)))\n" in new
-
-
-def test_a_loader_in_a_data_set_out_of_which_samples_come_is_each_workers_own() -> None:
-    data_set = (
-        "class Few:\n    def __init__(self, sets):\n        self.parts = [DataLoader(each, 4) for each in sets]\n"
-        "    def __len__(self):\n        return 3\n"
-        "    def __getitem__(self, i):\n        return next(iter(self.parts[i]))\n"
-    )
-    new = convert_source(
-        _HEAD + data_set + _NET + "for x, y in DataLoader(Few(sets)):\n    net(x)\n", "t.py", Options()
-    ).new_text
-    assert data_set in new
-    assert "for x, y in ddp.shard_loader(DataLoader(Few(sets))):\n" in new
-
-
-def test_a_loader_that_is_handed_to_nobody_known_is_sharded_where_it_is_made_alone() -> None:
-    files = {
-        "main.py": _HEAD + "import importlib\n" + _NET + "train = importlib.import_module(f'ways.{args.way}').train\n"
-        "train(DataLoader(data, 4), net)\n",
-        "ways/plain.py": "import torch.nn as nn\nreg = nn.L1Loss()\n"
-        "class Net(nn.Module):\n    pass\nother = Net()\n"
-        "def train(loader, net):\n    for x, y in loader:\n        (net(x).sum() + other(x)).backward()\n",
-    }  # fmt: skip
-    done = convert_files(files, ["main.py"], Options())
-    assert "train(ddp.shard_loader(DataLoader(data, 4)), net)\n" in done["main.py"].new_text
-    assert done["ways/plain.py"].new_text == files["ways/plain.py"]
-
-
-def test_the_loader_of_a_functional_form_in_a_method_is_sharded() -> None:
-    """What kind of model a method is given isn't known there."""
-    step = "class Trainer:\n    def step(self, x):\n        return nn.parallel.data_parallel(self.net, x, [0, 1])\n"
-    loop = "trainer = Trainer()\nfor x in DataLoader(data, 4):\n    trainer.step(x)\n"
-    assert lines(step + loop) == ["for x in ddp.shard_loader(DataLoader(data, 4)):"]
-
-
-@pytest.mark.parametrize("made", ["torch.randperm(8).view(-1, 4)", "numpy.arange(8).reshape(2, 4)"])
-def test_what_goes_over_a_tensor_is_not_sharded(made: str) -> None:
-    step = "for idx in perm:\n    nn.Linear(4, 2)(data[idx]).sum().backward()\n"
-    assert lines(f"import numpy\nperm = {made}\n{step}") == []
-
-
-@pytest.mark.parametrize(
-    "store",
+    ("given", "call"),
     [
-        "job.train = DataLoader(data, 4)",
-        "job.train, job.test = DataLoader(data, 4), None",
-        "setattr(job, 'train', DataLoader(data, 4))",
-        "job.parts.train.append(DataLoader(data, 4))",
+        ("from loaders import More as Own\n", "Own(data)"),
+        ("from loaders import *\n", "More(data)"),
+        ("import loaders as l\n", "l.More(data)"),
+        ("def load(data):\n    from loaders import More\n    ", "More(data)"),
     ],
 )
-def test_a_loader_that_is_stored_out_of_sight_is_sharded_where_it_is_made(store: str) -> None:
-    loop = "for _ in range(3):\n    x = next(job.batches())\n" + _STEP
-    assert lines(f"from easydict import EasyDict\njob = EasyDict()\n{store}\n{loop}") == [
-        store.replace("DataLoader(data, 4)", "ddp.shard_loader(DataLoader(data, 4))")
-    ]
+def test_a_loader_of_a_class_of_the_program_s_is_sharded_where_it_is_made(given: str, call: str) -> None:
+    files = {"train.py": f"{_HEAD}{_NET}{given}loader = {call}\n", **_FILES}
+    done = convert_files(files, ["train.py"], Options())
+    assert done["train.py"].new_text.endswith(f"loader = ddp.shard_loader({call})\n")
+    assert not done["loaders.py"].changed
 
 
-@pytest.mark.parametrize("loop", ["for x in job.train:\n", "batches = job.train.__iter__()\nfor x in batches:\n"])
-def test_a_loader_that_is_stored_out_of_sight_is_sharded_where_it_is_made_alone(loop: str) -> None:
-    build = "def build(job):\n    job.train = DataLoader(data, 4)\n"
-    assert lines(f"import jobs\n{build}job = jobs.Job(build)\n{loop}{_STEP}") == [
-        "job.train = ddp.shard_loader(DataLoader(data, 4))"
-    ]
+@pytest.mark.parametrize(
+    "made", ["getattr(loaders, config['name'])(data)", "loaders.__dict__[name](**config)", "eval(name)(data)"]
+)
+def test_a_loader_whose_class_is_picked_by_a_text_shards_itself(made: str) -> None:
+    files = {"train.py": f"{_HEAD}{_NET}import loaders\nloader = {made}\nfor x in loader:\n    net(x)\n", **_FILES}
+    done = convert_files(files, ["train.py"], Options())
+    own = _OWN.replace("(data, 4)\n", "(data, 4)\n        ddp.shard_loader(self)\n")
+    assert done["loaders.py"].new_text.endswith(own + _MORE)
+    assert not done["train.py"].notes
 
 
-@pytest.mark.parametrize("loader", ["DataLoader(data, 4)", "loader"])
-def test_a_model_that_is_stored_out_of_sight_is_fed(loader: str) -> None:
-    loop = f"for x in {loader}:\n    args.net(x).sum().backward()\n"
-    assert lines(f"import zoo\nargs, loader = zoo.parse(), zoo.make()\nargs.net = net\n{loop}") == [
-        f"for x in ddp.shard_loader({loader}):"
-    ]
+def test_a_class_shards_itself_where_one_below_it_is_picked_by_a_text() -> None:
+    script = f"{_OWN}{_MORE}loader = Own(data)\nother = globals()['More'](data)\n"
+    new = converted(script)
+    assert "        super().__init__(data, 4)\n        ddp.shard_loader(self)\n" in new
+    assert "loader = Own(data)\n" in new
+
+
+def test_a_factory_of_the_program_s_is_sharded_inside() -> None:
+    load = "def load(kind):\n    if kind:\n        from a import build\n    else:\n        from b import build\n"
+    files = {
+        "main.py": f"{_HEAD}{load}    return build()\n{_NET}for x in load(args.kind):\n    net(x)\n",
+        **{f"{name}.py": f"{_HEAD}def build():\n    return {_MADE}\n" for name in "ab"},
+    }
+    done = convert_files(files, ["main.py"], Options())
+    assert all(done[f"{name}.py"].new_text.endswith(f"    return {_SHARDED}\n") for name in "ab")
+
+
+HANDED_ON = {
+    "partial": "from functools import partial\nmake = partial(DataLoader, batch_size=4)\nother = partial(DataLoader)\n",
+    "a table": "kinds = {'plain': DataLoader}\nloader = kinds['plain'](data)\n",
+    "another name": "Loader = DataLoader\nloader = Loader(data)\n",
+    "a class that begins nothing": "class Own(DataLoader):\n    pass\nloader = globals()['Own'](data)\n",
+}
+
+
+@pytest.mark.parametrize("shape", HANDED_ON)
+def test_a_class_that_is_handed_on_is_noted_once(shape: str) -> None:
+    conversion = convert_source(_HEAD + _NET + HANDED_ON[shape], "train.py", Options())
+    assert [(note.rule, "handed on" in note.what) for note in conversion.notes] == [("DDP005", True)]
+    assert conversion.new_text.endswith(HANDED_ON[shape])
+
+
+def test_a_program_without_a_loader_is_noted() -> None:
+    conversion = convert_source("import torch.nn as nn\n" + _NET, "train.py", Options())
+    assert ["no `DataLoader`" in note.what for note in conversion.notes] == [True]

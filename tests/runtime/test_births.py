@@ -137,6 +137,23 @@ def test_sets_have_one_order_and_the_command_line_is_kept(tmp_path: Path) -> Non
     assert lines(done) == ["once ['--lr', 'a b'] 1 0", "end"]
 
 
+def test_a_started_file_may_import_one_that_calls_setup(tmp_path: Path) -> None:
+    """Only lines of modules have run by then, so that this process can begin anew with a hash seed."""
+    write(tmp_path, "ddp.setup()\ndef build():\n    return torch.nn.Linear(3, 2)\n", "nets.py")
+    check = "import nets\nddp.setup()\nnet = ddp.wrap_model(nets.build())\n"
+    names = 'names = list({f"name {i}" for i in range(50)})\n'
+    path = write(tmp_path, f"{check}{names}told = ddp.gather(names)\nprint(told[0] == told[1], ddp.world_size())")
+    env = {name: text for name, text in environment(2, None).items() if name != "PYTHONHASHSEED"}
+    done = subprocess.run([sys.executable, path], env=env, capture_output=True, text=True, timeout=120)
+    assert lines(done) == ["True 2"]
+
+
+def test_without_gpus_a_script_is_told_of_as_many_as_are_asked_for(warm: Warm, tmp_path: Path) -> None:
+    body = f"if torch.cuda.device_count() > 1:\n    {WRAP}print(torch.cuda.device_count(), ddp.world_size())"
+    assert lines(warm.start(script(tmp_path, body), forked=True)) == ["2 2"]
+    assert lines(warm.start(script(tmp_path, body), nproc=None)) == ["0 1"]
+
+
 @pytest.mark.parametrize("how", ["pdb", "cProfile", "module", "interactive"])
 def test_debuggers_and_profilers_have_rank_0_alone(tmp_path: Path, how: str) -> None:
     stops = "breakpoint() if len(sys.argv) > 1 else None"
@@ -240,8 +257,11 @@ def test_other_launchers(warm: Warm, tmp_path: Path, given: str) -> None:
 
 
 def test_a_wrap_without_setup_and_a_bad_number(warm: Warm, tmp_path: Path) -> None:
-    path = write(tmp_path, WRAP + "print(ddp.world_size())")
-    assert lines(warm.start(path)) == ["1"]
+    done = warm.start(write(tmp_path, WRAP + "print(ddp.world_size())"))
+    assert done.stdout == "1\n"
+    assert "train.py:4: UserWarning: this wrap asks for several devices, and one process trains: put ddp.setup()" in (
+        done.stderr
+    )
     done = warm.start(script(tmp_path, WRAP), nproc=None, env={"DP2DDP_NPROC": "two"})
     assert done.returncode == 1
     assert done.stderr == "dp2ddp: DP2DDP_NPROC must be a number of devices, not 'two'\n"

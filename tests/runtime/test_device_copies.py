@@ -12,14 +12,13 @@ from typing import Any, Callable
 
 import pytest
 import torch
-from dp2ddp_runtime import device
 from dp2ddp_runtime import loader as loaders
 from dp2ddp_runtime import model as models
 from rank_pool import RankPool
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import DataLoader, TensorDataset
-from training import Net, data, data_parallel, seeded
+from training import Net, data, data_parallel, device, seeded
 
 from dp2ddp.pretend_cuda import Copy, copies, reset_copies
 

@@ -6,14 +6,13 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from dp2ddp_runtime import device
 from dp2ddp_runtime import loader as loaders
 from dp2ddp_runtime import model as models
 from rank_pool import RankPool
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import DataLoader, TensorDataset
-from training import Net, Parameters, data, data_parallel, difference, seeded, snapshot
+from training import Net, Parameters, data, data_parallel, device, difference, seeded, snapshot
 
 STEPS = 24
 #: What the last row's loss is multiplied by: in which step, and for which of several models.

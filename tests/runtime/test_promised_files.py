@@ -9,12 +9,12 @@ from typing import Any
 import dp2ddp_runtime as ddp
 import pytest
 import torch
-from dp2ddp_runtime import checkpoint, device
+from dp2ddp_runtime import checkpoint
 from rank_pool import RankPool
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import DataLoader, TensorDataset
-from training import Net, Parameters, data, data_parallel, difference, seeded, snapshot
+from training import Net, Parameters, data, data_parallel, device, difference, seeded, snapshot
 
 EVERYWHERE = pytest.mark.parametrize("ranks", ["cpu", "cuda"], indirect=True)
 

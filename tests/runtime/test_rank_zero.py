@@ -12,10 +12,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-import torch
-from dp2ddp_runtime import main_first, main_only, save
+from dp2ddp_runtime import main_only
 from dp2ddp_runtime.main_only import Absent
-from dp2ddp_runtime.world import world
 from rank_pool import meet
 
 
@@ -105,75 +103,6 @@ def test_absent_takes_everything_and_gives_nothing() -> None:
 
 
 def test_what_main_only_leaves(ranks: Any) -> None:
-    for thing in (print, functools.partial(print), 3):
-        assert main_only(thing) is thing, "alone"
+    assert main_only(3) == 3, "alone"
+    assert main_only(len)("ab") == main_only(functools.partial(len))("ab") == 2, "alone"
     assert ranks(2, main_only, None) == [None, None]
-
-
-# --- main_first ---
-
-
-def _fetch_on_machines_of_two(folder: Path) -> list[Any]:
-    """Four ranks as two machines; what each finds, and which of them wrote."""
-    os.chdir(folder)
-    place = world
-    place.local_rank, before = place.rank % 2, place.local_rank
-    machine = place.rank // 2
-    try:
-        with main_first():
-            # Only the first of each machine writes, by whatever way; nothing in here waits for another rank.
-            with open(f"opened{machine}", "w") as f:
-                f.write(f"{place.rank}")
-            with open(f"opened{machine}", "r+") as f:
-                f.seek(1)
-                f.write("+")
-                f.seek(0)
-                opened = f.read()
-            save(place.rank, f"saved{machine}")
-            main_only(write_slowly)(Path(f"called{machine}"), f"{place.rank}")
-            with main_first():
-                found = [opened, torch.load(f"saved{machine}"), Path(f"called{machine}").read_text()]
-            if not os.path.exists("fetched"):
-                os.mkdir("fetched")
-                os.chdir("fetched")
-        main_only(Path("after").write_text)(f"{place.rank}")
-        return [*found, Path("after").read_text(), os.path.basename(os.getcwd())]
-    finally:
-        place.local_rank = before
-
-
-def test_in_main_first_the_first_of_each_machine_writes(ranks: Any, tmp_path: Path) -> None:
-    """And where its working directory is then, is everybody's."""
-    first, second = ["0+", 0, "0", "0", "fetched"], ["2+", 2, "2", "0", "fetched"]
-    assert ranks(4, _fetch_on_machines_of_two, tmp_path) == [first, first, second, second]
-
-
-def _skip_one(path: Path) -> bool:
-    if world.rank == 0:
-        with main_first():
-            write_slowly(path, "x")
-    return _exists(path)
-
-
-@main_first()
-def _exists(path: Path) -> bool:
-    return path.exists()
-
-
-def test_ranks_may_differ_in_what_they_pass(ranks: Any, tmp_path: Path) -> None:
-    assert ranks(2, _skip_one, tmp_path / "x") == [True, True]
-
-
-def _fail() -> str:
-    try:
-        with main_first():
-            assert world.rank == 0, "the others must not run it"
-            raise KeyError("no network")
-    except (KeyError, RuntimeError) as error:
-        return f"{type(error).__name__}: {error}"
-    return "went on"
-
-
-def test_main_first_fails_everywhere(ranks: Any) -> None:
-    wanted = ["KeyError: 'no network'", "RuntimeError: KeyError: 'no network' (rank 0 failed in main_first())"]
-    assert ranks(2, _fail) == wanted

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Callable
 
 import torch
-from dp2ddp_runtime import device
 from dp2ddp_runtime import streams as rng
+from dp2ddp_runtime.world import world
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import Dataset
@@ -38,6 +38,13 @@ class Sized(Dataset[Any]):
 
     def __len__(self) -> int:
         return self.size
+
+
+def device() -> torch.device:
+    """A rank's device, as scripts call it on all ranks alike."""
+    if world.groups is not None:
+        return world.device
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def snapshot(net: nn.Module) -> Parameters:

@@ -10,7 +10,7 @@ _WRAP = "wrap, not split, replica, statistics, BatchNorm, whole batch"
 _MODE = "eval, training mode, train mode, mode, dropout, BatchNorm, statistics, running, buffer"
 
 _PARALLEL = """\
-            output = ddp.data_parallel(self.main, input)
+            output = ddp.data_parallel(self.main, input, range(self.ngpu))
         else:
             output = self.main(input)
         return output
@@ -40,11 +40,11 @@ _WRAPS = [
     *kind(
         "a guard flipped",
         f"{_WRAP}, guard, module., keys",
-        plant("flips", "if ddp.device_count() > 1:", "if ddp.device_count() == 1:", 1),
+        plant("flips", "if torch.cuda.device_count() > 1:", "if torch.cuda.device_count() == 1:", 1),
         plant(
             "mnist_trainer",
-            'if ddp.device_count() > 1:\n            print(f"Using',
-            'if ddp.device_count() > 2:\n            print(f"Using',
+            'if torch.cuda.device_count() > 1:\n            print(f"Using',
+            'if torch.cuda.device_count() > 2:\n            print(f"Using',
             1,
         ),
     ),
@@ -52,7 +52,12 @@ _WRAPS = [
         "BatchNorm over all ranks",
         _WRAP,
         plant("flips", "net = ddp.wrap_model(net)", "net.fc = ddp.wrap_model(net.fc)", 1),
-        plant("mnist_gan", _PARALLEL, _PARALLEL.replace("ddp.data_parallel(self.main, input)", "self.main(input)"), 1),
+        plant(
+            "mnist_gan",
+            _PARALLEL,
+            _PARALLEL.replace("ddp.data_parallel(self.main, input, range(self.ngpu))", "self.main(input)"),
+            1,
+        ),
     ),
 ]
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from dp2ddp import RUNTIME_PACKAGE
 from dp2ddp.errors import BadInput
+from dp2ddp.source.names import Names
 from dp2ddp.source.nodes import last_name
-from dp2ddp.source.program import File
-from dp2ddp.source.spans import Position, in_characters
+from dp2ddp.source.program import FUNCTIONS, File, ParsedProgram
+from dp2ddp.source.spans import Position, Span, in_characters
 
 #: What starts processes by itself, by the full name of what is imported or used, or of a package above it.
 _FRAMEWORKS = {
@@ -43,6 +44,9 @@ _FRAMEWORKS = {
 _PACKAGES = tuple({name.split(".")[-1 if name.startswith("torch.") else 0] for name in _FRAMEWORKS})
 _WRAPPER = "DistributedDataParallel"
 _JOIN = "init_process_group"
+_SAMPLER = "DistributedSampler"
+#: By what scripts ask whether they set up DDP themselves.
+_ASKS_FOR_DDP = re.compile(r"distributed|\bdist\b|rank|\bddp\b|world_size|multiprocessing", re.IGNORECASE)
 _CONVERTED = ("DataParallel", "data_parallel", "parallel_apply")
 
 
@@ -53,15 +57,12 @@ def is_converted(file: File) -> bool:
     return any(name.split(".")[0] == RUNTIME_PACKAGE for node in ast.walk(file.tree) for name in _imported(node))
 
 
-def refuse(
-    file: File, runs: Callable[[ast.AST], bool], *, allow_ddp: bool = False, others: Sequence[File] = ()
-) -> None:
+def refuse(file: File, *, allow_ddp: bool = False, others: Sequence[File] = ()) -> None:
     """Refuses a file that sets up distributed training itself.
 
     `isinstance(model, DistributedDataParallel)` alone sets up nothing. With `allow_ddp` torch's own means are allowed.
 
     Args:
-        runs: whether a script comes to a node.
         others: the other files of the program.
 
     Raises:
@@ -70,8 +71,8 @@ def refuse(
     if not any(mark in file.text for mark in (*_PACKAGES, _WRAPPER, _JOIN)):
         return
     nodes = list(ast.walk(file.tree))
-    own = [] if allow_ddp else [(node.lineno, what) for node, what in _signs(nodes, others) if runs(node)]
-    found = min([*own, *((node.lineno, what) for node, what in _frameworks(nodes) if runs(node))], default=None)
+    own = [] if allow_ddp else [(node.lineno, what) for node, what in _signs(nodes, others)]
+    found = min([*own, *((node.lineno, what) for node, what in _frameworks(nodes))], default=None)
     if found is None:
         return
     line, what = found
@@ -167,3 +168,46 @@ def _type_checked(node: ast.AST) -> Iterator[ast.AST]:
     """The classes that `node` checks for, if it is a call of `isinstance`."""
     if isinstance(node, ast.Call) and last_name(node.func) in ("isinstance", "issubclass") and len(node.args) == 2:
         yield from ast.walk(node.args[1])
+
+
+# ---- beside DataParallel (--allow-ddp) -------------------------------------------------------------------------------
+
+
+def is_present(source: ParsedProgram, names: Names) -> bool:
+    """Whether a program sets up distributed training itself."""
+    return any(_called(names, call) in (_JOIN, _WRAPPER) for call in source.calls)
+
+
+def _called(names: Names, call: ast.Call) -> str:
+    """What is called, by its own name: `DistributedDataParallel` where it is imported as `DDP`."""
+    return (names.qualified(call.func) or last_name(call.func)).rpartition(".")[-1]
+
+
+def own_spans(source: ParsedProgram, names: Names) -> list[Span]:
+    """The statements of its branches for its own distributed training: they stay as they are."""
+    blocks: dict[int, list[ast.stmt]] = {}
+    for call in source.calls:
+        path = names.qualified(call.func) or ""
+        is_sign = _called(names, call) in (_JOIN, _WRAPPER, _SAMPLER) or path.startswith("torch.distributed.")
+        block = _own_block(source, names, call) if is_sign else None
+        if block is not None:
+            blocks[id(block)] = block
+    return [source.span(statement) for block in blocks.values() for statement in block]
+
+
+def _own_block(source: ParsedProgram, names: Names, call: ast.Call) -> list[ast.stmt] | None:
+    """The outermost branch around a call whose test asks for distributed training, and that wraps nothing else."""
+    found: list[ast.stmt] | None = None
+    node: ast.AST = call
+    for above in source.ancestors(call):
+        if isinstance(above, (*FUNCTIONS, ast.Module)):
+            break
+        if isinstance(above, ast.If) and node is not above.test:
+            block = above.body if node in above.body else above.orelse
+            calls = (n for statement in block for n in ast.walk(statement) if isinstance(n, ast.Call))
+            if any(names.qualified(each.func) == "torch.nn.DataParallel" for each in calls):
+                break
+            if _ASKS_FOR_DDP.search(ast.unparse(above.test)):
+                found = block
+        node = above
+    return found

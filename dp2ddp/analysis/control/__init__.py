@@ -1,1 +1,0 @@
-"""What runs when: loops, and who calls what."""

@@ -1,1 +1,0 @@
-"""Where values come from, and where they go."""

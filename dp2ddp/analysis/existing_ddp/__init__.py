@@ -1,1 +1,0 @@
-"""Distributed training that a script sets up itself, and scripts that were converted before."""

@@ -1,1 +1,0 @@
-"""The files that a program asks for, lists, fetches, reads and writes."""

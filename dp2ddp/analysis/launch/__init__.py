@@ -1,1 +1,0 @@
-"""Where the processes may start."""

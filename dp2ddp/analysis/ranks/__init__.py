@@ -1,1 +1,0 @@
-"""Which lines all ranks run, equally often, and which a rank may run alone."""

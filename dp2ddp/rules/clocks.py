@@ -1,0 +1,138 @@
+"""DDP019: names and seeds made of the clock."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from dp2ddp.analysis.facts import Facts
+from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
+from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.source.nodes import given_to, last_name
+
+# Values of a rank's own that are timers, as a rule; a seed that is made of one is rank 0's.
+_OWN = frozenset("time.time time.time_ns time.perf_counter os.getpid os.urandom builtins.id secrets.randbits".split())
+_TIMERS = frozenset({"time.time", "time.monotonic", "time.perf_counter"})
+_REASON = "each rank would get a different one, and then look elsewhere or draw other numbers"
+
+
+class ClocksRule(Rule):
+    """A date, a time as text or a random name is rank 0's on every rank; so is a clock in a seed."""
+
+    id = "DDP019"
+    title = "Let rank 0 choose names and seeds"
+    effect = "lets one process decide for all"
+    why = (
+        "Each rank has a clock and random names of its own. A folder named after the time may be another one on "
+        "another rank, which then looks for rank 0's checkpoint where it isn't; a seed taken from the clock makes "
+        "the ranks diverge. `ddp.broadcast` gives all ranks what rank 0 had at this line, and waits for nobody. "
+        "Timers (`time.time()`) stay as they are, but for seeds; a test of one gets a note, as ranks may part "
+        "there."
+    )
+    examples = (
+        Example(
+            before="""\
+import os
+import time
+import torch
+import torch.nn as nn
+
+torch.manual_seed(int(time.time()))
+net = nn.DataParallel(nn.Linear(4, 2))
+run_dir = os.path.join("runs", time.strftime("%m-%d_%H-%M-%S"))
+os.makedirs(run_dir)
+net.load_state_dict(torch.load(os.path.join(run_dir, "net.pt")))
+""",
+            after="""\
+import os
+import time
+import torch
+import torch.nn as nn
+import dp2ddp_runtime as ddp
+
+torch.manual_seed(int(ddp.broadcast(time.time())))
+net = nn.DataParallel(nn.Linear(4, 2))
+run_dir = os.path.join("runs", ddp.broadcast(time.strftime("%m-%d_%H-%M-%S")))
+os.makedirs(run_dir)
+net.load_state_dict(torch.load(os.path.join(run_dir, "net.pt")))
+""",
+        ),
+    )
+    valid = (
+        Example("""\
+import time
+import numpy as np
+import torch
+import torch.nn as nn
+
+net = nn.DataParallel(nn.Linear(4, 2))
+generator = torch.Generator()  # begins with the same seed in every process
+rng = np.random.default_rng()  # so does this, behind `ddp.setup()`
+start = time.time()
+print(time.time() - start)
+"""),
+    )
+
+    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
+        shared: list[ast.Call] = []
+        for call in facts.source.calls:
+            path = facts.qualified(call.func)
+            is_shared = facts.catalogue.does(path, "names") or (path in _OWN and _is_in_seed(facts, call))
+            inside = any(above in shared for above in facts.source.ancestors(call))
+            if is_shared and not inside and not _is_given_a_time(call) and not _is_timer(facts, call):
+                shared.append(call)
+                span = facts.span(call)
+                yield ReplaceExpr(self.id, span, _REASON, "ddp.broadcast(__h_it__)", {"it": span})
+        told = set()
+        for call in facts.calls(_TIMERS):
+            module = facts.source.module(call)
+            if module not in told and _decides(facts, call):
+                told.add(module)
+                what = "each rank has a clock of its own, and ranks that decide by it may part here"
+                yield Note(self.id, facts.span(call), what, "let rank 0's decide: `ddp.broadcast(time.time())`")
+
+
+def _is_in_seed(facts: Facts, call: ast.Call) -> bool:
+    """Whether a value is given to what seeds, or to or under a name that says `seed`."""
+    for above in facts.source.ancestors(call):
+        if isinstance(above, ast.Call) and facts.catalogue.does(facts.qualified(above.func), "seeds"):
+            return True
+        if isinstance(above, ast.Call) and any("seed" in each.lower() for each in _said(above)):
+            return True
+        if isinstance(above, ast.Assign):
+            return any("seed" in last_name(target).lower() for target in above.targets)
+        if isinstance(above, ast.stmt):
+            return False
+    return False
+
+
+def _said(call: ast.Call) -> list[str]:
+    """What a call says of itself: `set_seed(...)`, `run(seed=...)`, `add_argument("--seed", default=...)`."""
+    texts = [each.value for each in call.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    return [last_name(call.func), *texts, *(each.arg for each in call.keywords if each.arg)]
+
+
+def _is_given_a_time(call: ast.Call) -> bool:
+    """Whether it only writes out a time that it is given: `time.strftime("%H:%M:%S", time.gmtime(seconds))`."""
+    inner = [each for each in given_to(call) if isinstance(each, ast.Call)]
+    return any(last_name(each.func) in ("gmtime", "localtime") and given_to(each) for each in inner)
+
+
+def _is_timer(facts: Facts, call: ast.Call) -> bool:
+    """Whether a time is subtracted, here or where its name stands in the file: it tells how long something took."""
+    above = facts.source.parent(call)
+    if isinstance(above, ast.BinOp):
+        return isinstance(above.op, ast.Sub)
+    if not isinstance(above, ast.Assign):
+        return False
+    module = facts.source.module(call)
+    subtracted = (n for n in ast.walk(module) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Sub))
+    sides = {ast.unparse(side) for each in subtracted for side in (each.left, each.right)}
+    return any(ast.unparse(target) in sides for target in above.targets)
+
+
+def _decides(facts: Facts, call: ast.Call) -> bool:
+    """Whether a clock stands in a comparison that a branch or a loop asks."""
+    around = list(facts.source.ancestors(call))
+    tests = (each.test for each in around if isinstance(each, (ast.If, ast.While)))
+    return any(isinstance(each, ast.Compare) for each in around) and any(call in ast.walk(test) for test in tests)

@@ -1,0 +1,107 @@
+"""What a person has to look at, once for each kind and file: handlers, threads, timers, hooks."""
+
+from __future__ import annotations
+
+import pytest
+
+from dp2ddp.convert.pipeline import convert_source
+from dp2ddp.rules import Options
+
+_HEAD = """\
+import functools, signal, threading
+import torch
+import torch.nn as nn
+from torch.utils.data import DataLoader
+net = nn.DataParallel(nn.Linear(4, 2))
+loader = DataLoader(data, 4)
+def evaluate():
+    return sum(net(x) for x in loader)
+def show():
+    print(1)
+def count(module, inputs, output):
+    global total
+    total += 1
+def put(name, module, inputs, output):
+    kept[name] = output
+def look(module, inputs, output):
+    found = []
+    found.append(output.shape)
+    print(found)
+class Held:
+    def __call__(self, *seen):
+        self.seen = seen
+    def add(self, *seen):
+        self.all.append(seen)
+"""
+
+
+def noted(text: str, head: str = _HEAD) -> list[tuple[str, int]]:
+    """The notes on what stands behind `_HEAD`: rules, and lines from 1 there."""
+    notes = convert_source(head + text, "train.py", Options()).notes
+    return [(note.rule, note.span.start.line - len(head.splitlines())) for note in notes]
+
+
+HANDLERS = {
+    "except torch.cuda.OutOfMemoryError:\n    pass": True,
+    "except RuntimeError as error:\n    if 'out of memory' in str(error):\n        torch.cuda.empty_cache()": True,
+    "except RuntimeError as error:\n    print('out of memory')\n    raise": False,
+    "except KeyboardInterrupt:\n    torch.save(net, 'x.pt')": False,
+    "except ValueError:\n    pass": False,
+}
+
+
+@pytest.mark.parametrize("handler", HANDLERS)
+def test_a_handler_that_goes_on_without_memory_is_noted(handler: str) -> None:
+    tried = f"try:\n    evaluate()\n{handler}\n"
+    assert noted(tried) == [("DDP020", 3)] * HANDLERS[handler]
+    assert noted(tried * 2) == [("DDP020", 3)] * HANDLERS[handler]
+
+
+@pytest.mark.parametrize(
+    ("thread", "is_noted"),
+    [
+        ("threading.Thread(target=net).start()", True),
+        ("threading.Thread(None, evaluate).start()", True),
+        ("threading.Timer(3, evaluate).start()", True),
+        ("threading.Thread(target=lambda: net(x)).start()", True),
+        ("class Own(threading.Thread):\n    def run(self):\n        self.model = net(x)", True),
+        ("class Own(threading.Thread):\n    def run(self):\n        print(1)", False),
+        ("threading.Thread(target=lambda: print(1)).start()", False),
+        ("threading.Thread(target=show).start()", False),
+        ("threading.Thread(target=elsewhere).start()", False),
+    ],
+)
+def test_threads_that_call_a_wrapped_model_are_noted(thread: str, is_noted: bool) -> None:
+    assert noted(thread) == [("DDP020", 1)] * is_noted
+
+
+def test_a_timer_is_noted_and_other_signals_are_not() -> None:
+    assert noted("signal.signal(signal.SIGUSR1, show)\nsignal.alarm(60)\nsignal.alarm(60)\n") == [("DDP020", 2)]
+
+
+HOOKS = {
+    "net.module.register_forward_hook(count)": True,
+    "net.module.register_forward_hook(functools.partial(put, 'fc'))": True,
+    "net.module.register_full_backward_hook(lambda m, i, o: kept.append(o))": True,
+    "net.module.register_forward_hook(Held())": True,
+    "net.module.register_forward_hook(look)": False,
+    "net.module.register_forward_hook(lambda m, i, o: o * 2)": False,
+    "net.register_forward_hook(count)": False,  # on whole batches
+    "net.module.register_forward_hook(elsewhere)": False,
+}
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_hook_that_keeps_is_noted(hook: str) -> None:
+    assert noted(hook) == [("DDP025", 1)] * HOOKS[hook]
+    assert noted(f"{hook}\n{hook}\n") == [("DDP025", 1)] * HOOKS[hook]
+
+
+def test_a_method_that_keeps_is_a_hook_too() -> None:
+    inside = "class Run(Held):\n    def __init__(self, net):\n        net.layer.register_forward_hook(self.add)\n"
+    assert noted(inside) == [("DDP025", 3)]
+
+
+def test_a_script_without_dataparallel_keeps_its_handlers_to_itself() -> None:
+    head = _HEAD.replace("nn.DataParallel", "")
+    assert noted(f"{next(iter(HOOKS))}\nsignal.alarm(60)\n", head) == []
