@@ -40,7 +40,7 @@ FLOWS: dict[str, tuple[str, ...]] = {
 PACKAGES = {"dp2ddp": ROOT / "dp2ddp", "dp2ddp_runtime": ROOT / "runtime/dp2ddp_runtime"}
 EVERY_FILE = "## Every file"
 #: A file of the runtime is a whole idea, whatever that takes; the longest are to become shorter.
-MOST_LINES = {"dp2ddp": 400, "dp2ddp_runtime": 575, "tests": 425}
+MOST_LINES = {"dp2ddp": 400, "dp2ddp_runtime": 575, "tests": 450}
 MOST_AT_THE_TOP = 5
 
 

@@ -19,7 +19,7 @@ from dp2ddp.analysis.loaders import Loaders
 from dp2ddp.analysis.replicas import Blocker, Replicas
 from dp2ddp.analysis.wraps import Wraps
 from dp2ddp.source.names import Names
-from dp2ddp.source.nodes import last_name
+from dp2ddp.source.nodes import is_main_guard, last_name
 from dp2ddp.source.program import ParsedProgram
 from dp2ddp.source.spans import Span
 
@@ -53,7 +53,7 @@ class Facts:
     @cached_property
     def wraps(self) -> Wraps:
         """The uses of `DataParallel`."""
-        return Wraps(self.source, self.names, self.classes, sync_bn=self.sync_bn)
+        return Wraps(self.source, self.names, self.classes)
 
     @cached_property
     def loaders(self) -> Loaders:
@@ -96,8 +96,22 @@ class Facts:
     def entries(self) -> list[ast.Module]:
         """The started files that import something that wraps, directly or not, or do so themselves."""
         uses = [*self.wraps.wrapping, *(blocker.node for blocker in self.blockers)]
-        wrapping = {self.source.module(node) for node in uses}
-        return [entry for entry in self.source.entry_trees if wrapping & self.names.reachable(entry)]
+        started = [(self.source.module(node), self._guarding(node)) for node in uses]
+        return [
+            entry
+            for entry in self.source.entry_trees
+            for reached in [self.names.reachable(entry)]
+            if any(module in reached and guard in (None, entry) for module, guard in started)
+        ]
+
+    def _guarding(self, node: ast.AST) -> ast.Module | None:
+        """The file that has to be started for a node to run, as it stands under `if __name__ == "__main__":`."""
+        top = [node, *self.source.ancestors(node)][-2:]
+        return self.source.module(node) if len(top) == 2 and is_main_guard(top[0]) else None
+
+    def is_trial(self, node: ast.AST) -> bool:
+        """Whether a node stands under the main guard of a file that only others import, where it does nothing."""
+        return self._guarding(node) not in (None, *self.entries)
 
     @property
     def wraps_models(self) -> bool:

@@ -88,7 +88,13 @@ def refuse(file: File, *, allow_ddp: bool = False, others: Sequence[File] = ()) 
 def how_to_start(files: Sequence[File]) -> str:
     """What to do with a script's own distributed training. What spawns its processes must not be started N times."""
     spawns = any(re.search(r"\bspawn\s*\(", file.text) for file in files)
-    return "start that as before, as it spawns its processes by itself" if spawns else "start that with torchrun"
+    if spawns:
+        return "start that as before, as it spawns its processes by itself"
+    texts = [file.text for file in files]
+    is_told = any("--local_rank" in text or "--local-rank" in text for text in texts)
+    if is_told and not any("LOCAL_RANK" in text for text in texts):  # torchrun gives no such option
+        return "start that as before, with torch.distributed.launch"
+    return "start that with torchrun"
 
 
 def _frameworks(nodes: list[ast.AST]) -> Iterator[tuple[ast.stmt | ast.expr, str]]:

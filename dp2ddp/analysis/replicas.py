@@ -10,14 +10,15 @@ from functools import cached_property
 from typing import Union
 
 from dp2ddp.analysis.classes import Classes
-from dp2ddp.analysis.wraps import Wraps, tells_replicas
+from dp2ddp.analysis.wraps import Wraps
 from dp2ddp.analysis.written_out import step
 from dp2ddp.source.names import Names
 from dp2ddp.source.nodes import last_name
-from dp2ddp.source.program import FUNCTIONS, FunctionNode, ParsedProgram
+from dp2ddp.source.program import FunctionNode, ParsedProgram
 
 # The steps of `nn.DataParallel.forward`, which some scripts call or exchange.
 _STEPS = frozenset({"replicate", "scatter", "parallel_apply", "gather"})
+_EXCHANGED = _STEPS - {"replicate"}  # by which packages synchronise BatchNorm, as the runtime knows
 _COPYING = frozenset({"replicate", "parallel_apply"})
 _PATCH = "patch_replication_callback"
 _QUEUES = frozenset({"Queue", "SimpleQueue", "put"})
@@ -97,8 +98,6 @@ class Replicas:
             yield Blocker(node, why, "leave the question out: what it decides, each process does for its own rows")
 
     def _instead(self, definition: ast.ClassDef, why: str, uses: list[ast.expr]) -> str:
-        if tells_replicas(definition):
-            return _SYNC
         todo = _PLAIN_OUTPUTS if "`gather`" in why else _PLAIN_BATCHES if "`scatter`" in why else _PLAIN
         todo = _CRITERION if re.search("Criteri|Loss", definition.name) else todo
         places = ", ".join(dict.fromkeys(map(self._source.where, uses)))
@@ -142,7 +141,7 @@ class Replicas:
     def _exchanged(self) -> Iterator[ast.Attribute]:
         """Where the script puts a function of its own in the place of a step of a wrapped model's forward."""
         for node in self._source.nodes:
-            is_step = isinstance(node, ast.Attribute) and node.attr in _STEPS and isinstance(node.ctx, ast.Store)
+            is_step = isinstance(node, ast.Attribute) and node.attr in _EXCHANGED and isinstance(node.ctx, ast.Store)
             if is_step and last_name(node.value) in self._wraps.targets:  # type: ignore[attr-defined]
                 yield node  # type: ignore[misc]
 
@@ -164,18 +163,8 @@ class Replicas:
         return [call for call in self._source.calls if self._patches(call)]
 
     def _patches(self, call: ast.Call) -> bool:
-        path = self._names.qualified(call.func)
-        if path is not None:
-            return path.rsplit(".", 1)[-1] == _PATCH
-        found = self._classes.definition(call.func)
-        return isinstance(found, FUNCTIONS) and _sets_replicate(found)
-
-
-def _sets_replicate(function: FunctionNode) -> bool:
-    """Whether a function exchanges `replicate` of what it is given."""
-    given = {argument.arg for argument in function.args.args}
-    named = (n for n in ast.walk(function) if isinstance(n, ast.Attribute) and n.attr == "replicate")
-    return any(isinstance(n.ctx, ast.Store) and last_name(n.value) in given for n in named)
+        """Whether it is the function of an installed package. A copy in the program meets the runtime's wrapper."""
+        return (self._names.qualified(call.func) or "").rsplit(".", 1)[-1] == _PATCH
 
 
 def _meets(layer: ast.ClassDef) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dp2ddp.analysis.classes import Classes, asks_for_type
 from dp2ddp.analysis.written_out import WrittenOut, written_out
 from dp2ddp.source.names import Names
-from dp2ddp.source.nodes import argument, in_order, last_name
+from dp2ddp.source.nodes import argument, last_name
 from dp2ddp.source.program import FUNCTIONS, ParsedProgram
 
 WRAPPER = "torch.nn.DataParallel"
@@ -21,7 +21,7 @@ SYNC_HINT = " (if that is for synchronised BatchNorm: plain `nn.DataParallel` an
 # What a class derived from `DataParallel` may not define, as the runtime does these things in its own way; and what it
 # may although it begins with an underscore.
 _INNER = frozenset(
-    "forward scatter gather replicate parallel_apply train eval to cuda cpu float double half no_sync join module "
+    "forward scatter gather parallel_apply train eval to cuda cpu float double half no_sync join module "
     "parameters named_parameters buffers named_buffers modules named_modules".split()
 )
 _OUTER = frozenset({"__init__", "__getattr__", "__repr__", "__str__", "__len__", "__getitem__", "__iter__"})
@@ -52,7 +52,7 @@ class Wraps:
         refused: uses that can't be converted, and why.
     """
 
-    def __init__(self, source: ParsedProgram, names: Names, classes: Classes, *, sync_bn: bool = False) -> None:
+    def __init__(self, source: ParsedProgram, names: Names, classes: Classes) -> None:
         self._source, self._names, self._classes = source, names, classes
         self.models: list[ast.Call] = []
         self.optimizers: list[ast.Call] = []
@@ -74,16 +74,6 @@ class Wraps:
         for node in (n for n in source.nodes if isinstance(n, kinds) and n not in called):
             if names.qualified(node) == WRAPPER:
                 self._reference(node)
-        for definition in [each for each in self.changed if sync_bn and tells_replicas(each)]:
-            self._take_callbacks(definition)
-
-    def _take_callbacks(self, definition: ast.ClassDef) -> None:
-        """What a class that synchronises BatchNorm wraps, `sync_bn` does, if it is only called."""
-        calls = {call.func: call for call in self._source.calls}
-        uses = self._classes.uses(definition)
-        if all(use in calls for use in uses):
-            del self.changed[definition]
-            self.models = in_order([*self.models, *(calls[use] for use in uses)])
 
     @property
     def wrapping(self) -> list[ast.expr]:
@@ -146,14 +136,7 @@ def _why_not_derived(definition: ast.ClassDef) -> str:
         return f"`{definition.name}` derives from more than `DataParallel`"
     methods = (item.name for item in definition.body if isinstance(item, FUNCTIONS))
     changed = next((name for name in methods if name in _INNER or (name[0] == "_" and name not in _OUTER)), None)
-    hint = SYNC_HINT if changed == "replicate" else ""
-    return f"`{definition.name}` changes how `DataParallel` works (`{changed}`){hint}" if changed else ""
-
-
-def tells_replicas(definition: ast.ClassDef) -> bool:
-    """Whether a class is a `DataParallelWithCallback`, as packages for synchronised BatchNorm have it."""
-    methods = {item.name for item in definition.body if isinstance(item, FUNCTIONS)}
-    return "Callback" in definition.name and methods <= {"__init__", "replicate"}
+    return f"`{definition.name}` changes how `DataParallel` works (`{changed}`)" if changed else ""
 
 
 def _is_foreign(path: str) -> bool:

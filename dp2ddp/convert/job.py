@@ -271,7 +271,7 @@ def _of_directory(request: Request) -> Job:
         _convert(job, layout, chosen.functions, lenient=not request.entries)
         outcome = job.outcome
         if outcome.refused and not outcome.programs:
-            raise outcome.refused[0][1]
+            raise _all_of(outcome.refused)
         job.warnings += [*_ignored(outcome, sources), *_shared(outcome, names), *notebooks.left_alone(tree)]
         job.warnings += chosen.hidden(outcome.conversions)
         left_alone = {path for program, _ in outcome.refused for path in (program.entry, *program.files)}
@@ -302,6 +302,14 @@ def _convert(job: Job, layout: Layout, chosen: Mapping[str, Sequence[str]], *, l
     said = set(map(str, job.warnings))
     unread = {str(error): error for program in job.outcome.programs for error in program.unread}
     job.warnings += [error for text, error in unread.items() if text not in said]
+
+
+def _all_of(refused: Sequence[tuple[Program, BadInput]]) -> BadInput:
+    """Why none of several scripts is converted: the first one's reasons, and those of the others."""
+    first, *others = dict.fromkeys(str(error) for _, error in refused)
+    error = next(error for _, error in refused if str(error) == first)
+    todo = "; and ".join([error.todo, *others])
+    return BadInput(error.file, line=error.line, column=error.column, what=error.what, todo=todo, rule=error.rule)
 
 
 def _linked(tree: Tree, sources: PythonFiles) -> Iterator[BadInput]:

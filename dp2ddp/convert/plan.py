@@ -69,7 +69,8 @@ def decide(facts: Facts, options: Options) -> Plan:
     for each in rules:
         with blamed(rule=each.id):
             findings += each.edits(facts, decisions)
-    findings = [each for each in findings if _is_about(facts, each)]
+    trials = [facts.span(node) for tree in facts.modules for node in tree.body if facts.is_trial(node)]
+    findings = [each for each in findings if _is_about(facts, each, trials)]
     findings = [_ignored(finding) if finding.rule in options.ignore else finding for finding in findings]
     if not facts.blockers:
         findings = _without_commented(findings, facts.source)
@@ -78,10 +79,12 @@ def decide(facts: Facts, options: Options) -> Plan:
     return Plan(edits, notes, refused=bool(facts.blockers))
 
 
-def _is_about(facts: Facts, finding: Finding) -> bool:
-    """Whether it is in a file that is converted, and not in a branch for the script's own distributed training."""
+def _is_about(facts: Facts, finding: Finding, trials: Sequence[Span]) -> bool:
+    """Whether it is in a file that is converted, and neither in a branch for the script's own distributed training nor
+    in what a file does only when it is started itself, which it isn't.
+    """
     module = facts.source.file_of_line(finding.span.start.line).tree
-    return module in facts.modules and not any(span.contains(finding.span) for span in facts.own_ddp)
+    return module in facts.modules and not any(span.contains(finding.span) for span in (*facts.own_ddp, *trials))
 
 
 def _ignored(finding: Finding) -> Note:

@@ -206,7 +206,8 @@ class _Guesser:
     ) -> tuple[dict[str, list[str]], Started]:
         """The scripts that come to a wrap, with their files, and of their functions those that do by a command."""
         programs = {path: self._layout.reachable(path) for path in sorted(near) if self._tree(path) is not None}
-        reaching = {path: files for path, files in programs.items() if not wraps.keys().isdisjoint(files)}
+        outside = {path for path, lines in wraps.items() if not self._only_guarded(path, lines)}
+        reaching = {p: files for p, files in programs.items() if p in wraps or not outside.isdisjoint(files)}
         imported = {target for path, files in programs.items() for target in files[1:]}
         leading = {path: of for path, of in by_command.items() if path in reaching}
         using = {}
@@ -276,9 +277,24 @@ class _Guesser:
         defined = [] if tree is None else [node for node in ast.walk(tree) if isinstance(node, _SCOPES)]
         return any(node.name.lower().startswith("test") for node in defined)
 
+    def _only_guarded(self, path: str, lines: Sequence[int]) -> bool:
+        """Whether all these lines are under the file's main guard, so that they don't run where it is imported."""
+        tree = self._tree(path)
+        guards = [] if tree is None else [node for node in tree.body if is_main_guard(node)]
+        return all(any(g.lineno <= line <= (g.end_lineno or line) for g in guards) for line in lines)
+
     def _is_program(self, path: str) -> bool:
         """Whether a file that others import is there to be started, too: more than a trial of what it defines."""
-        return self._has_guard(path) and _WORKS.search(self._sources.data(path)) is not None
+        tree = self._tree(path)
+        if tree is None or not self._has_guard(path):
+            return False
+        own = {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
+        done = [
+            n.value for guard in filter(is_main_guard, tree.body) for n in ast.walk(guard) if isinstance(n, ast.Expr)
+        ]
+        calls = (each.func for each in done if isinstance(each, ast.Call))
+        runs_own = any(isinstance(func, ast.Name) and func.id in own for func in calls)  # `main()`
+        return runs_own or _WORKS.search(self._sources.data(path)) is not None
 
     def _has_guard(self, path: str) -> bool:
         tree = self._tree(path)

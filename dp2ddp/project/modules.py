@@ -13,7 +13,6 @@ from functools import cached_property, lru_cache
 from dp2ddp.errors import BadInput
 from dp2ddp.project.importing import STAR, Addition, FileImports, Import, read
 from dp2ddp.project.python_files import PythonFiles
-from dp2ddp.source.program import Resolve
 
 _INIT = "__init__.py"
 Libraries = Mapping[str, frozenset[str]]
@@ -62,10 +61,6 @@ class Layout:
         """
         self._follow(entry)
         return self._resolve(importer, entry, Import(module, level, name))
-
-    def resolver(self, entry: str) -> Resolve:
-        """`resolve` for what runs when the script `entry` does."""
-        return lambda importer, module, level, name: self.resolve(importer, entry, module, level, name)
 
     def reachable(self, entry: str) -> list[str]:
         """The files that the script `entry` may import, itself first, in the order in which imports lead to them."""

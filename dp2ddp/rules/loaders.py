@@ -164,11 +164,7 @@ for step in range(10):  # made on every rank, alike: the model takes its rows
             todo = "put `ddp.shard_loader(...)` around what it makes; until then each rank loads whole batches"
             yield Note(self.id, facts.span(node), what, todo)
         yield from _whole(facts, decisions)
-        found = facts.loaders
-        if not (found.calls or found.begun or found.values) and facts.wraps.models:
-            what = "no `DataLoader` is found in this program, so no loading is shared between the ranks"
-            todo = "if a loader is made elsewhere, put `ddp.shard_loader(...)` around it"
-            yield Note(self.id, facts.span(facts.wraps.models[0]), what, todo)
+        yield from _without(facts)
 
     def effect_of(self, edit: Edit) -> str:
         """What becomes of a loader."""
@@ -207,3 +203,20 @@ def _whole(facts: Facts, decisions: Decisions) -> Iterator[Note]:
     for node in {facts.source.module(node): node for node in reversed(streams)}.values():
         what = "each rank loads whole batches of an `IterableDataset`, and computes on its own rows"
         yield Note(LoadersRule.id, facts.span(node), what, "to share the loading, make it a data set with indices")
+
+
+def _without(facts: Facts) -> Iterator[Note]:
+    """Started files in whose program no loader is found."""
+    found = [*facts.loaders.calls, *facts.loaders.begun, *facts.loaders.values]
+    for entry in facts.entries:
+        reached = facts.names.reachable(entry)
+        wraps = [call for call in facts.wraps.models if facts.source.module(call) in reached]
+        if wraps and not any(facts.source.module(node) in reached for node in found):
+            here = next((call for call in wraps if facts.source.module(call) is entry), wraps[0])
+            what = (
+                "no `DataLoader` of torch's is found in this program: each rank loads whole batches, all the same ones"
+            )
+            todo = (
+                "seed what draws them; a loader of torch's that is made elsewhere, put `ddp.shard_loader(...)` around"
+            )
+            yield Note(LoadersRule.id, facts.span(here), what, todo)

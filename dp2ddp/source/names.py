@@ -212,19 +212,6 @@ class Names:
         """`from package import module`, where the package's `__init__.py` doesn't bind it."""
         return self._module(module, name, 1) if self.source.is_package(module) else None
 
-    def own_names(self, module: ast.Module) -> set[str]:
-        """The names that one of the program's modules binds at its top level, by imports, too."""
-        found = set(self._bound.get(module, ())) | set(self._imported.get(module, {}))
-        for node in self._stars.get(module, ()):
-            tree = self.source.imported(node, node.module or "", node.level)
-            if tree is not None and tree is not module:
-                found |= self._bound.get(tree, set())
-        return found
-
-    def modules_behind(self, statement: ast.Import | ast.ImportFrom) -> set[ast.Module]:
-        """The program's own modules that an import statement runs, directly or not."""
-        return set(closure(self._modules.get(statement, ()), self._imported_by))
-
     def _imported_by(self, module: ast.Module) -> list[ast.Module]:
         return [tree for each in self._imports.get(module, ()) for tree in self._modules[each]]
 

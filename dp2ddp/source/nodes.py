@@ -82,12 +82,6 @@ def is_main_guard(node: ast.AST) -> bool:
     return _name_asked_for(node) == "__main__"
 
 
-def never_runs(node: ast.AST) -> bool:
-    """Whether `node` is `if __name__ == "__main2__":`, with which a block was switched off."""
-    name = _name_asked_for(node)
-    return name is not None and name != "__main__" and isinstance(node, ast.If) and not node.orelse
-
-
 def _name_asked_for(node: ast.AST) -> str | None:
     """The text that `if __name__ == "...":` compares with."""
     if not (isinstance(node, ast.If) and isinstance(node.test, ast.Compare) and len(node.test.comparators) == 1):

@@ -237,13 +237,6 @@ class ParsedProgram:
                 return block
         raise LookupError(f"line {statement.lineno}: statement without a block")
 
-    def chain_head(self, node: ast.If) -> ast.If:
-        """The `if` to which an `elif` belongs; an `if` itself."""
-        above = self.parent(node)
-        while isinstance(above, ast.If) and above.orelse == [node] and self.segment(node).startswith("elif"):
-            node, above = above, self.parent(above)
-        return node
-
     def span(self, node: ast.AST) -> Span:
         """Where `node` stands: lines from 1, columns in characters from 0."""
         start_line, start_col = node.lineno, node.col_offset  # type: ignore[attr-defined]

@@ -24,7 +24,7 @@ from .world import world
 REPLACED = {
     "os._Environ.__setitem__": "what says that a rank sees its own GPU first stays, whatever the script sets it to",
     "os._Environ.__delitem__": "the same",
-    "torch.cuda.device_count": "without GPUs it says what DP2DDP_NPROC does, by which scripts decide on a wrap",
+    "torch.cuda.device_count": "without GPUs it is what DP2DDP_NPROC or a launcher says: by it scripts wrap",
 }
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 if torch.version.hip is not None and "HIP_VISIBLE_DEVICES" in os.environ:
@@ -48,13 +48,16 @@ def _count() -> int:
 
 
 def show_asked() -> None:
-    """From now on a script that asks for the number of devices gets what DP2DDP_NPROC says, where there are no GPUs."""
+    """From now on a script that asks how many devices there are is told what DP2DDP_NPROC or a launcher says,
+    where there are no GPUs.
+    """
     count: Any = torch.cuda.device_count
-    if asked() is None or not wants_cpu() or hasattr(count, "real"):
+    number = asked() or world.launched
+    if not number or not wants_cpu() or hasattr(count, "real"):
         return
 
     def device_count() -> int:
-        return asked() or 0
+        return number
 
     device_count.real = count  # type: ignore[attr-defined]
     torch.cuda.device_count = device_count

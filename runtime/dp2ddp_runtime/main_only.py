@@ -231,7 +231,8 @@ def _early(value: Any) -> Any:
     if text is not None:
         return codec.loads(text, [])
     tensors: list[torch.Tensor] = []
-    plain = codec.dumps(value, tensors)
-    if not tensors and len(plain) <= _LONGEST_EARLY and len(birth.early) < _MOST_EARLY:
-        birth.early[key] = plain
+    with suppress(TypeError):  # no plain value; in a process that stays alone that doesn't matter
+        plain = codec.dumps(value, tensors)
+        if not tensors and len(plain) <= _LONGEST_EARLY and len(birth.early) < _MOST_EARLY:
+            birth.early[key] = plain
     return value

@@ -11,7 +11,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
-from typing import Any, Callable
+from typing import Any, Callable, NoReturn
 
 import torch
 from torch import nn
@@ -30,7 +30,7 @@ from .joining import Joint, Said, is_of_rows
 from .nesting import chunks, nested
 from .replica import Assigned, Replica
 from .rows import land, pending, whole
-from .synced import refuse_more_than_input
+from .synced import refuse_more_than_input, takes_all_rows
 from .world import Divergence, broadcast_, exchange, world
 
 __all__ = ["WrappedModel", "chunks", "data_parallel", "load_state_dict", "wrap_model"]
@@ -126,8 +126,9 @@ class WrappedModel(DistributedDataParallel):
 
     def _replica(self) -> Replica:
         found = _replicas.get(self.module)
-        if found is None or found.syncs != self.syncs:
-            found = _replicas[self.module] = Replica(self.module, self.syncs)
+        which = "all" if self.syncs else self._own_syncs()
+        if found is None or found.syncs != which:
+            found = _replicas[self.module] = Replica(self.module, which)
         return found
 
     def parameter_ids(self) -> frozenset[int]:
@@ -329,6 +330,21 @@ class WrappedModel(DistributedDataParallel):
         return copyreg._reconstructor, (nn.DataParallel, object, None), state  # type: ignore[attr-defined]
 
     # ---- of DistributedDataParallel ----------------------------------------------------------------------------------
+
+    def replicate(self, module: Any, device_ids: Any) -> NoReturn:
+        """DataParallel's step. There is none here: packages that synchronise BatchNorm put their own in its place."""
+        raise NotImplementedError("a model wrapped by dp2ddp_runtime makes no replicas in one process")
+
+    def _own_syncs(self) -> str:
+        """Which layers are to be synchronised, by whether `replicate` was exchanged."""
+        if "replicate" not in self.__dict__ and type(self).replicate is WrappedModel.replicate:
+            return ""
+        if not any(takes_all_rows(layer, "own") for layer in self.module.modules()):
+            raise RuntimeError(
+                f"the `replicate` of the wrapped model at {place.line()} was exchanged, and the model has no layers of "
+                "a package that synchronises BatchNorm so: leave that out, or wrap the model with sync_bn=True"
+            )
+        return "own"
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

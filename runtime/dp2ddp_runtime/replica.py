@@ -21,7 +21,7 @@ from torch import nn
 from . import place
 from .buffers import Buffers
 from .gradients import Copies
-from .synced import synced_class
+from .synced import synced_class, takes_all_rows
 from .world import Divergence, broadcast_, exchange
 
 _PARTS = ("_parameters", "_buffers", "_modules")
@@ -71,10 +71,10 @@ class Replica:
 
     Args:
         module: the original, which is free to go.
-        syncs: whether BatchNorm layers take the statistics of all ranks' rows.
+        syncs: which BatchNorm layers take the statistics of all ranks' rows (`synced.takes_all_rows`).
     """
 
-    def __init__(self, module: nn.Module, syncs: bool = False) -> None:
+    def __init__(self, module: nn.Module, syncs: str = "") -> None:
         self._module = weakref.ref(module)
         self.syncs = syncs
         self._views: list[Any] = []
@@ -141,7 +141,7 @@ class Replica:
         copies: dict[int, Any] = {}
         for each in plain:
             kind: Any = type(each)
-            is_synced = self.syncs and isinstance(each, nn.modules.batchnorm._BatchNorm)
+            is_synced = takes_all_rows(each, self.syncs)
             copies[id(each)] = kind.__new__(synced_class(kind) if is_synced else kind)
         copies.update((id(each), each) for each in scripted)
         self._back = {id(copies[id(each)]): weakref.ref(each) for each in plain}

@@ -64,6 +64,16 @@ def synced_class(kind: Any) -> Any:
     return type(kind.__name__, (_Synced, kind), {"__module__": kind.__module__})
 
 
+def takes_all_rows(layer: nn.Module, which: str) -> bool:
+    """Whether a layer is to be synchronised, of "all" BatchNorm layers, or of those that "own" ones stand for.
+
+    Own ones are those of the packages that let DataParallel's replicas meet; each holds a `_sync_master`:
+    https://github.com/vacancy/Synchronized-BatchNorm-PyTorch.
+    """
+    is_norm = isinstance(layer, nn.modules.batchnorm._BatchNorm)
+    return is_norm and (which == "all" or (which == "own" and hasattr(layer, "_sync_master")))
+
+
 def refuse_more_than_input(module: nn.Module) -> None:
     """Where statistics are to be all ranks'.
 
@@ -72,7 +82,8 @@ def refuse_more_than_input(module: nn.Module) -> None:
     """
     for name, layer in module.named_modules():
         known = nn.modules.batchnorm._BatchNorm.forward, nn.SyncBatchNorm.forward
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and type(layer).forward not in known:
+        is_known = type(layer).forward in known or takes_all_rows(layer, "own")
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and not is_known:
             raise TypeError(
                 f"sync_bn=True can't take the place of {name or 'the model'} ({type(layer).__name__}), which has a "
                 "forward of its own: wrap the model without sync_bn, or let that layer's class be torch's"

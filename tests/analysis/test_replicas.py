@@ -144,40 +144,34 @@ def patch_replication_callback(data_parallel):
 }
 
 
-@pytest.mark.parametrize("vendored", [True, False])
-def test_synchronised_batchnorm_needs_the_option(vendored: bool) -> None:
-    files = _SYNC if vendored else {"train.py": _SYNC["train.py"]}
+def test_a_package_in_the_program_that_synchronises_batchnorm_meets_the_runtime() -> None:
+    done = convert_files(_SYNC, ["train.py"], Options())
+    assert not any(each.notes for each in done.values() if each.refused)
+    assert "net = ddp.wrap_model(net)\npatch_replication_callback(net)\n" in done["train.py"].new_text
+    replicate = done["nets/sync_batchnorm/replicate.py"].new_text
+    assert "class DataParallelWithCallback(ddp.WrappedModel):" in replicate
+    assert "assert isinstance(data_parallel, ddp.WrappedModel)" in replicate
+    done = convert_files(_SYNC, ["train.py"], Options(sync_bn=True))
+    assert "net = ddp.wrap_model(net, sync_bn=True)\n" in done["train.py"].new_text
+
+
+def test_one_that_is_installed_needs_the_option() -> None:
+    files = {"train.py": _SYNC["train.py"]}
     done = convert_files(files, ["train.py"], Options())
-    assert not any(each.changed for each in done.values())
-    notes = [note for each in done.values() for note in each.notes]
-    assert len(notes) == (2 if vendored else 1)
-    assert notes[0].span.start.line == 7
-    assert notes[0].what.startswith("`patch_replication_callback(net)` synchronises BatchNorm over DataParallel's")
-    assert all(note.todo.startswith("convert with --sync-bn") for note in notes)
+    (note,) = [note for each in done.values() for note in each.notes]
+    assert note.span.start.line == 7
+    assert note.what.startswith("`patch_replication_callback(net)` synchronises BatchNorm over DataParallel's")
+    assert note.todo.startswith("convert with --sync-bn")
     done = convert_files(files, ["train.py"], Options(sync_bn=True))
     assert "net = ddp.wrap_model(net, sync_bn=True)\n" in done["train.py"].new_text
     assert "patch_replication_callback(net)" not in done["train.py"].new_text
 
 
-_CALLBACK = _SYNC["train.py"].replace("patch_replication_callback(net)\n", "")
-_CALLBACK = _CALLBACK.replace("nn.DataParallel(net)", "DataParallelWithCallback(net, [0])")
-_CALLBACK = _CALLBACK.replace("patch_replication_callback", "DataParallelWithCallback")
-
-
-def test_a_wrapper_with_a_callback_is_a_wrap_that_synchronises() -> None:
-    files = {**_SYNC, "train.py": _CALLBACK}
-    done = convert_files(files, ["train.py"], Options(sync_bn=True))
-    assert "\nnet = ddp.wrap_model(net, [0], sync_bn=True)\n" in done["train.py"].new_text
-    told = [note for each in convert_files(files, ["train.py"], Options()).values() for note in each.notes]
-    assert [note.todo.startswith("convert with --sync-bn") for note in told] == [True]
-
-
-@pytest.mark.parametrize("more", ["", "kept = [DataParallelWithCallback]\n"])
-def test_a_wrapper_with_a_callback_that_isn_t_only_called_says_what_to_do(more: str) -> None:
-    files = {**_SYNC, "train.py": _CALLBACK + more} if more else {"train.py": _CALLBACK}
-    done = convert_files(files, ["train.py"], Options(sync_bn=True))
-    assert all(each.refused for each in done.values())
-    (note,) = [note for each in done.values() for note in each.notes]
+def test_a_wrapper_of_an_installed_package_is_refused() -> None:
+    called = _SYNC["train.py"].replace("patch_replication_callback(net)\n", "")
+    called = called.replace("nn.DataParallel(net)", "DataParallelWithCallback(net, [0])")
+    files = {"train.py": called.replace("patch_replication_callback", "DataParallelWithCallback")}
+    (note,) = [note for each in convert_files(files, ["train.py"], Options()).values() for note in each.notes]
     assert "plain `nn.DataParallel` and --sync-bn give it over processes" in note.what
 
 

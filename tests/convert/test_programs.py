@@ -177,3 +177,18 @@ def test_a_copy_of_a_known_library_is_that_library(package: str, name: str, besi
     done = convert_files(files, ["train.py"], Options())
     assert ("ddp.main_only(Visdom)(" in done["train.py"].new_text) == is_copy
     assert (f"{folder}/writer.py" in done) != is_copy
+
+
+def test_what_a_file_does_when_it_is_started_itself_stays_where_others_import_it() -> None:
+    """It never runs there: the trial of a model, with a wrap and a loader of its own."""
+    trial = (
+        "import torch.nn as nn\nfrom torch.utils.data import DataLoader\n\n\n"
+        "def build():\n    return nn.Linear(4, 2)\n\n\n"
+        'if __name__ == "__main__":\n    net = nn.DataParallel(build())\n    loader = DataLoader([1], 1)\n'
+    )
+    train = "import torch.nn as nn\nfrom net import build\n\nnet = nn.DataParallel(build())\n"
+    files = {"net.py": trial, "train.py": train}
+    files["plain.py"] = "from net import build\n\nprint(build())\n"
+    done = convert_files(files, ["train.py", "plain.py"], Options())
+    assert [name for name, each in done.items() if each.changed] == ["train.py"]
+    assert "wrap_model" in convert_files(files, ["net.py"], Options())["net.py"].new_text

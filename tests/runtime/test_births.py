@@ -148,6 +148,16 @@ def test_a_started_file_may_import_one_that_calls_setup(tmp_path: Path) -> None:
     assert lines(done) == ["True 2"]
 
 
+def test_what_modules_ask_for_while_they_are_imported_is_rank_0s(warm: Warm, tmp_path: Path) -> None:
+    """They are imported above `setup`, where no rank knows that it is one."""
+    name = "name = ddp.broadcast(str(os.getpid()))\n"
+    write(tmp_path, f"{name}show = ddp.main_only(open)\nshow('seen', 'a').write('x')\n", "config.py")
+    body = f"import config\nddp.setup()\n{WRAP}told = ddp.gather(config.name)\n"
+    check = "config.show('seen', 'a').write('y')\nprint(told[0] == told[1], told[0] == str(os.getpid()))"
+    assert lines(warm.start(write(tmp_path, body + check), cwd=tmp_path)) == ["True True"]
+    assert (tmp_path / "seen").read_text() == "xy"
+
+
 def test_without_gpus_a_script_is_told_of_as_many_as_are_asked_for(warm: Warm, tmp_path: Path) -> None:
     body = f"if torch.cuda.device_count() > 1:\n    {WRAP}print(torch.cuda.device_count(), ddp.world_size())"
     assert lines(warm.start(script(tmp_path, body), forked=True)) == ["2 2"]

@@ -379,6 +379,34 @@ def test_sync_bn_takes_all_ranks_rows() -> None:
     assert repr(net.module) == repr(module)
 
 
+class Meeting(nn.BatchNorm1d):
+    """As https://github.com/vacancy/Synchronized-BatchNorm-PyTorch has it, where no replica was told of another."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self._sync_master = object()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x)
+
+
+@on_ranks(2)
+def test_a_package_that_synchronises_by_exchanging_replicate_does_so() -> None:
+    layers = nn.Sequential(nn.Linear(4, 3), Meeting(3), nn.Linear(3, 3), nn.BatchNorm1d(3))
+    alone = alike(layers)
+    net = ddp.wrap_model(copy.deepcopy(alone[:2]))
+    old = net.replicate
+    net.replicate = lambda module, device_ids: old(module, device_ids)
+    weights = torch.arange(27.0).view(9, 3)
+    assert_trained(alone[:2], net, (alone[:2](batch(9)) * weights).sum(), (net(batch(9)) * weights).sum())
+    plain = ddp.wrap_model(copy.deepcopy(alone[:2]))  # nobody has told it
+    assert not torch.allclose(plain(batch(9)), net(batch(9)))
+    other = ddp.wrap_model(copy.deepcopy(alone[2:]))
+    other.replicate = net.replicate
+    with pytest.raises(RuntimeError, match="was exchanged, and the model has no layers of a package"):
+        other(torch.ones(9, 3))
+
+
 def checkpointed(self: Any, x: torch.Tensor) -> torch.Tensor:
     x = checkpoint(self.layer, x, use_reentrant=True) + checkpoint(self.other, x, use_reentrant=False)
     return x.tanh()
