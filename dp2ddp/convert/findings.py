@@ -13,7 +13,6 @@ from dp2ddp.convert.pipeline import Conversion
 from dp2ddp.errors import BadInput
 from dp2ddp.project import text_files
 from dp2ddp.rewrite.edits import (
-    Decorate,
     Edit,
     InsertAfter,
     InsertBefore,
@@ -21,7 +20,6 @@ from dp2ddp.rewrite.edits import (
     ReplaceExpr,
     ReplaceStatement,
     WithHoles,
-    WrapStatement,
 )
 from dp2ddp.rules import rule
 from dp2ddp.source.spans import Span
@@ -34,8 +32,6 @@ _SAID: Mapping[type[Edit], str] = {
     ReplaceStatement: "`{old}` becomes `{new}`",
     InsertBefore: "`{new}` is added",
     InsertAfter: "`{new}` is added",
-    Decorate: "`{old}` gets `{new}`",
-    WrapStatement: "`{old}` goes under `{new}`",
     RemoveStatement: "`{old}` goes",
 }
 #: Characters of source that fit into a message.

@@ -20,7 +20,6 @@ from dp2ddp.rewrite import templates
 from dp2ddp.rewrite.aligned import Place, aligned
 from dp2ddp.rewrite.edits import (
     AddImport,
-    Decorate,
     Done,
     Edit,
     InsertAfter,
@@ -29,11 +28,10 @@ from dp2ddp.rewrite.edits import (
     ReplaceStatement,
     WithHoles,
     WithLines,
-    WrapStatement,
 )
 from dp2ddp.rewrite.imports import import_edits, runtime_name
 from dp2ddp.rewrite.locate import Located, Positions, locate, show
-from dp2ddp.rewrite.statements import comments_inside, decorate, extend, fold, insert_above, replace, split_line, wrap
+from dp2ddp.rewrite.statements import comments_inside, fold, insert_above, replace, split_line
 from dp2ddp.rewrite.templates import Holes, leading, marker, with_leading
 from dp2ddp.rewrite.untouched import lines_of, shortened
 
@@ -168,11 +166,8 @@ class _Rewriter(cst.CSTTransformer):
         """A block, or the module, with the edits on its statements."""
         statements: list[cst.BaseStatement] = []
         may_drop = False
-        header: str | None = None
         for before, after in zip(original.body, updated.body):
-            previous, header = header, self._wrap_header(before)
-            new = self._statement(before, after)
-            statements = extend(statements, new, same_header=header is not None and header == previous)
+            statements += self._statement(before, after)
             may_drop |= self._may_drop(before)
         if len(statements) == len(updated.body) and all(map(operator.is_, statements, updated.body)):
             return updated
@@ -223,12 +218,6 @@ class _Rewriter(cst.CSTTransformer):
             updated = marker([*leading(updated), *comments_inside(updated)])
         return self._compose([original], updated)
 
-    def _wrap_header(self, original: cst.BaseStatement) -> str | None:
-        """The header under which a statement goes, None where it stays."""
-        small = original.body[0] if isinstance(original, cst.SimpleStatementLine) else original
-        edits = self.located.statements.get(id(small), ())
-        return next((edit.header for edit in edits if isinstance(edit, WrapStatement)), None)
-
     def _compose(self, originals: Sequence[cst.CSTNode], updated: cst.BaseStatement) -> list[cst.BaseStatement]:
         """`updated` with the edits on `originals`, the statements on its line, applied in order."""
         located = [id(original) for original in originals if id(original) in self.located.statements]
@@ -245,12 +234,6 @@ class _Rewriter(cst.CSTTransformer):
                 after += self._lines(edit)
             elif isinstance(edit, ReplaceStatement):
                 core = replace(core, self._lines(edit))
-            elif isinstance(edit, WrapStatement):
-                header = templates.header(edit.header, self._holes(edit), self.runtime)
-                core = wrap(header, core)
-            elif isinstance(edit, Decorate):
-                function = templates.header(f"{edit.header}\ndef f():", self._holes(edit), self.runtime)
-                core = [decorate(core[0], function.decorators)]  # type: ignore[attr-defined]
             else:
                 core = [marker(leading(core[0]))]
         return [*insert_above(before, core), *after]

@@ -95,26 +95,6 @@ class InsertAfter(WithLines):
 
 
 @dataclass(frozen=True)
-class WithHeader(WithHoles):
-    """A change that writes the line `header` above a statement, which stays."""
-
-    header: str
-    holes: Mapping[str, Span] = field(default_factory=dict)
-
-    @property
-    def source(self) -> str:
-        return self.header
-
-
-class WrapStatement(WithHeader):
-    """The statement at `span` goes one step under `header`, such as ``with ddp.main_first():``; comments above stay."""
-
-
-class Decorate(WithHeader):
-    """The function at `span` gets the decorator `header`, such as ``@ddp.main_first()``, below those that it has."""
-
-
-@dataclass(frozen=True)
 class RemoveStatement(Edit):
     """The statement at `span` goes; comments above it stay. A block left empty gets ``pass``.
 

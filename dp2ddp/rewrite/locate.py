@@ -11,14 +11,14 @@ import libcst as cst
 from libcst.metadata import CodeRange
 
 from dp2ddp.errors import EditError
-from dp2ddp.rewrite.edits import Edit, RemoveStatement, ReplaceExpr, WithHeader, WithHoles, WithLines
+from dp2ddp.rewrite.edits import Edit, RemoveStatement, ReplaceExpr, WithHoles, WithLines
 from dp2ddp.rewrite.templates import hole_names, is_hole_line
 from dp2ddp.source.spans import Position, Span
 
 #: Where each node lies, white space around it left out.
 Positions = Mapping[cst.CSTNode, CodeRange]
-StatementEdit = Union[WithLines, RemoveStatement, WithHeader]
-_STATEMENT_EDITS = (WithLines, RemoveStatement, WithHeader)
+StatementEdit = Union[WithLines, RemoveStatement]
+_STATEMENT_EDITS = (WithLines, RemoveStatement)
 _STATEMENTS = (cst.BaseCompoundStatement, cst.BaseSmallStatement)
 
 

@@ -113,31 +113,6 @@ def replace(core: Sequence[cst.BaseStatement], new: list[cst.BaseStatement]) -> 
     return new
 
 
-def wrap(header: cst.BaseCompoundStatement, core: Sequence[cst.BaseStatement]) -> list[cst.BaseStatement]:
-    """`core` one step under `header`; what stood above it stands above the header."""
-    if is_marker(core[0]) and len(core) == 1:
-        return list(core)
-    lines = leading(core[0])
-    body = cst.IndentedBlock(body=[with_leading(core[0], ()), *core[1:]])
-    return [header.with_changes(body=body, leading_lines=lines)]
-
-
-def decorate(function: cst.BaseStatement, decorators: Sequence[cst.Decorator]) -> cst.BaseStatement:
-    """`function` with `decorators` below its own."""
-    return function.with_changes(decorators=[*function.decorators, *decorators])  # type: ignore[attr-defined]
-
-
-def extend(
-    statements: list[cst.BaseStatement], new: Sequence[cst.BaseStatement], same_header: bool
-) -> list[cst.BaseStatement]:
-    """`statements` and `new`; neighbours wrapped under the same header share it, unless a line stands between."""
-    if same_header and statements and len(new) == 1 and not leading(new[0]):
-        first, second = statements[-1].body, new[0].body  # type: ignore[attr-defined]
-        merged = first.with_changes(body=[*first.body, *second.body])
-        return [*statements[:-1], statements[-1].with_changes(body=merged)]
-    return [*statements, *new]
-
-
 def comments_inside(statement: cst.BaseStatement) -> list[cst.EmptyLine]:
     """The comments in the block of `statement`, which has no statements left."""
     block = statement.body  # type: ignore[attr-defined]

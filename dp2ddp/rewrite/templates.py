@@ -106,14 +106,6 @@ def with_leading(statement: cst.BaseStatement, lines: Sequence[cst.EmptyLine]) -
     return changed
 
 
-def header(line: str, holes: Holes, runtime: str) -> cst.BaseCompoundStatement:
-    """The compound statement that begins with `line` and has an empty block."""
-    made = statements([line, "    pass"], holes, runtime)
-    if len(made) != 1 or not isinstance(made[0], cst.BaseCompoundStatement):
-        raise EditError(f"no header of a block: {line!r}")
-    return made[0]
-
-
 def split_parentheses(node: cst.BaseExpression, own: bool) -> tuple[cst.BaseExpression, cst.BaseExpression]:
     """`node`'s outer parentheses, as a stand-in that has no others, and `node` without them.
 

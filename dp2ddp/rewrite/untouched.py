@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from dp2ddp.errors import NotRewritable
-from dp2ddp.rewrite.edits import Edit, RemoveStatement, ReplaceStatement, WithHoles, WrapStatement
+from dp2ddp.rewrite.edits import Edit, RemoveStatement, ReplaceStatement, WithHoles
 from dp2ddp.source.spans import in_characters
 
 _MARK = "__dp2ddp_kept__"
@@ -24,7 +24,7 @@ _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n|\Z)")
 _END_OF_LINE = re.compile(r"[ \t\f]*(?:#|[\r\n]|\Z)")
 _LONE_RETURN = re.compile(r"\r(?!\n)")
 #: What moves a statement to another indentation, or away.
-_MOVING = (ReplaceStatement, RemoveStatement, WrapStatement)
+_MOVING = (ReplaceStatement, RemoveStatement)
 _BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")
 _GOES_ON = ("\\\n", "\\\r\n", "\\\r")
 #: Levels of nesting in a statement that libcst reads within seconds.

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from dp2ddp.convert.pipeline import convert_source
 from dp2ddp.project import text_files
 from dp2ddp.rewrite.apply import apply
-from dp2ddp.rewrite.edits import Edit, InsertAfter, InsertBefore, RemoveStatement, ReplaceExpr, WrapStatement
+from dp2ddp.rewrite.edits import Edit, InsertAfter, InsertBefore, RemoveStatement, ReplaceExpr
 from dp2ddp.rules import Options
 from dp2ddp.source.program import ParsedProgram, parse
 
@@ -141,11 +141,6 @@ class _Oracle(ast.NodeTransformer):
         kind = self.statements.get(statement, "")
         if kind == "remove":
             return []
-        if kind.startswith("with"):
-            wrapped = ast.parse(f"{kind}\n    pass").body
-            assert isinstance(wrapped[0], ast.With)
-            wrapped[0].body = [statement]
-            return wrapped
         new = ast.parse("new()").body
         return {"before": [*new, statement], "after": [statement, *new]}.get(kind, [statement])
 
@@ -176,13 +171,11 @@ def _draw_edits(
             templates[call] = template = data.draw(st.sampled_from(TEMPLATES))
             holes = {"e": source.span(call.args[0])} if "__h_e__" in template else {}
             edits.append(ReplaceExpr("DDP000", source.span(call), "test", template, holes))
-    kinds = st.sampled_from(["", "", "", "remove", "before", "after", "with"])
+    kinds = st.sampled_from(["", "", "", "remove", "before", "after"])
     for node in source.nodes:
         if not isinstance(node, ast.stmt) or _is_elif(source, node):
             continue
         kind = data.draw(kinds)
-        if kind == "with":
-            kind = f"with lock[{node.lineno}, {node.col_offset}]:"  # neighbours under one header would share it
         if kind:
             statements[node] = kind
             edits.append(_statement_edit(source, node, kind))
@@ -193,8 +186,6 @@ def _statement_edit(source: ParsedProgram, node: ast.stmt, kind: str) -> Edit:
     span = source.span(node)
     if kind == "remove":
         return RemoveStatement("DDP000", span, "test")
-    if kind.startswith("with"):
-        return WrapStatement("DDP000", span, "test", kind)
     return (InsertBefore if kind == "before" else InsertAfter)("DDP000", span, "test", ["new()"])
 
 

@@ -16,7 +16,6 @@ from dp2ddp.rewrite.edits import (
     RemoveStatement,
     ReplaceExpr,
     ReplaceStatement,
-    WrapStatement,
 )
 from dp2ddp.source.spans import Position, Span
 
@@ -114,14 +113,12 @@ def test_lines_stay_aligned_with_their_bracket() -> None:
     """)
     ends = [("DataL", ",\n    ends"), ("DataLoader(\n", ", 3,"), ("DataLoader(a", ", c,")]
     calls = [source[source.index(start) : source.index(end)] for start, end in ends]
-    statement = source[source.index("fetch(") :].rstrip("\n")
     new = apply(
         source,
         [
             *(replaced(source, call, "ddp.shard_loader(__h_it__)", it=call) for call in calls),
             replaced(source, "torch.cuda.is_available()", "True"),
             replaced(source, "torch.save", "ddp.save"),
-            WrapStatement("DDP000", at(source, statement), WHY, "with first():"),
         ],
     )
     assert new == dedent("""
@@ -141,18 +138,10 @@ def test_lines_stay_aligned_with_their_bracket() -> None:
                    ), name(1,
                            2),
             "net.pt")
-        with first():
-            fetch(ddp.shard_loader(DataLoader(a,
-                                              b)), c,
-                  d)
+        fetch(ddp.shard_loader(DataLoader(a,
+                                          b)), c,
+              d)
     """)
-
-
-def test_lines_behind_a_backslash_move_with_their_statement() -> None:
-    source = "if a and \\\n   b:\n    x = 1 + \\\n  2\n"
-    edit = WrapStatement("DDP000", at(source, source.rstrip("\n")), WHY, "with first():")
-    new = apply(source, [edit])
-    assert new == "with first():\n    if a and \\\n       b:\n        x = 1 + \\\n      2\n"
 
 
 def test_edits_of_one_expression_compose_in_list_order() -> None:
@@ -261,38 +250,6 @@ def test_a_guard_is_replaced_by_its_block() -> None:
     assert new == "# on a\na = g(1)\nfor b in a:\n    c\nd = 1\n"
 
 
-def test_a_statement_is_wrapped_with_its_layout() -> None:
-    source = dedent('''
-        def main():
-          # the data
-          data = MNIST("data",  # here
-                       text="""
-        stays
-        """)
-          return data
-    ''')
-    span = at(source, "data = MNIST")
-    assert apply(source, [WrapStatement("DDP000", span, WHY, "with ddp.main_first():")]) == dedent('''
-        import dp2ddp_runtime as ddp
-        def main():
-          # the data
-          with ddp.main_first():
-            data = MNIST("data",  # here
-                         text="""
-        stays
-        """)
-          return data
-    ''')
-
-
-def test_neighbours_under_one_header_share_it() -> None:
-    source = "a = f(1)\nb = f(2)\n\n# on c\nc = f(3)\nd = f(4)\n"
-    edits = [WrapStatement("DDP000", at(source, f"{name} = f"), WHY, "with lock:") for name in "abc"]
-    assert apply(source, edits) == (
-        "with lock:\n    a = f(1)\n    b = f(2)\n\n# on c\nwith lock:\n    c = f(3)\nd = f(4)\n"
-    )
-
-
 def test_what_comes_after_an_if_stays_where_the_if_goes() -> None:
     source = "# why\nif a:\n    net = f(net)\nx = 1\n"
     edits = [
@@ -300,19 +257,6 @@ def test_what_comes_after_an_if_stays_where_the_if_goes() -> None:
         InsertAfter("DDP000", at(source, "if a"), WHY, ["net = g(__h_n__)"], {"n": at(source, "net", 1)}),
     ]
     assert apply(source, edits) == "# why\nnet = g(net)\nx = 1\n"
-
-
-def test_a_wrapped_statement_keeps_its_own_edits_and_neighbours() -> None:
-    source = "a = 1; b = f(2); c = 3\n"
-    new = apply(
-        source,
-        [
-            WrapStatement("DDP000", at(source, "b = f(2)"), WHY, "with lock(__h_x__):", {"x": at(source, "2")}),
-            replaced(source, "f(2)", "g(__h_x__)", x="2"),
-            InsertAfter("DDP000", at(source, "b = f(2)"), WHY, ["d()"]),
-        ],
-    )
-    assert new == "a = 1\nwith lock(2):\n    b = g(2)\nd()\nc = 3\n"
 
 
 @pytest.mark.parametrize(
@@ -362,7 +306,6 @@ def test_the_runtime_is_imported_once_where_imports_stand(source: str, expected:
         (ReplaceExpr("DDP008", Span.of(1, 4, 1, 8), WHY, "x", {"a": Span.of(1, 6, 1, 7)}), "the holes"),
         (ReplaceExpr("DDP008", Span.of(1, 6, 1, 7), WHY, "__h_a__", {"a": Span.of(1, 4, 1, 8)}), "is outside"),
         (ReplaceExpr("DDP008", Span.of(1, 4, 1, 8), WHY, "x ="), "no expression: 'x ='"),
-        (WrapStatement("DDP008", Span.of(1, 0, 1, 8), WHY, "with x"), "no statements"),
         (InsertAfter("DDP008", Span.of(1, 0, 1, 8), WHY, ["g(__h_y__)"], {"y": Span.of(3, 0, 3, 5)}), "no expression"),
         (
             InsertAfter("DDP008", Span.of(3, 4, 3, 5), WHY, ["g(__h_z__)"], {"z": Span.of(4, 0, 4, 1)}),
