@@ -87,7 +87,7 @@ def install() -> None:
         if world.rank == 0:
             _fail_as_main(show, kind, error, trace)
         elif _follows(error):
-            time.sleep(2 * _GRACE)  # a launcher ends all as soon as one has ended: rank 0 has to say why
+            _let_main_tell()
         elif not issubclass(kind, KeyboardInterrupt):
             _fail_aloud(kind, error, trace)
         interrupted = issubclass(kind, KeyboardInterrupt)
@@ -120,6 +120,15 @@ def _follows(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
+
+
+def _let_main_tell() -> None:
+    """A launcher ends all as soon as one has ended: rank 0 has to say why before that, if it is still there."""
+    deadline = time.monotonic() + _ENDS_WITHIN
+    with suppress(RuntimeError):  # the store's host is gone
+        while time.monotonic() < deadline and not count("failed"):
+            time.sleep(0.05)
+    time.sleep(_GRACE)
 
 
 def _fail_as_main(show: Any, kind: Any, error: Any, trace: Any) -> None:

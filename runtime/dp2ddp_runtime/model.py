@@ -434,9 +434,11 @@ def load_state_dict(model: Any, state: Mapping[str, Any], *args: Any, **kwargs: 
     See https://pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.load_state_dict.
     """
     if isinstance(model, nn.Module):
-        plain: Any = OrderedDict(state)
-        plain._metadata = dict(getattr(state, "_metadata", {}))
-        nn.modules.utils.consume_prefix_in_state_dict_if_present(plain, _PREFIX)
+        plain: Any = OrderedDict((key.removeprefix(_PREFIX), value) for key, value in state.items())
+        versions = getattr(state, "_metadata", {})  # by module; "" is the model itself
+        below = {f"{name}.": version for name, version in versions.items() if f"{name}.".startswith(_PREFIX)}
+        inner = {name[len(_PREFIX) :].rstrip("."): version for name, version in below.items()}
+        plain._metadata = inner or versions
         models = [model, *(each for name, each in model.named_children() if name == "module")]
         fits = [(each, form) for each in models for form in (state, plain)]
         model, state = max(fits, key=lambda fit: len(fit[0].state_dict().keys() & fit[1].keys()))
