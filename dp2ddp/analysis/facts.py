@@ -14,7 +14,7 @@ from functools import cached_property
 
 from dp2ddp.analysis import own_ddp
 from dp2ddp.analysis.catalogue import Catalogue
-from dp2ddp.analysis.classes import Classes, Definition
+from dp2ddp.analysis.classes import Classes, Definition, asks_for_type
 from dp2ddp.analysis.loaders import Loaders
 from dp2ddp.analysis.replicas import Blocker, Replicas
 from dp2ddp.analysis.wraps import Wraps
@@ -84,6 +84,15 @@ class Facts:
     def is_named_as_wrapped(self, node: ast.expr) -> bool:
         """Whether an expression has the name of something to which a wrapped model is assigned."""
         return last_name(node) in self.wraps.targets
+
+    def is_handed_on(self, node: ast.AST) -> bool:
+        """Whether something is named as a value: not called, derived from, or asked for as a type."""
+        above = self.source.parent(node)
+        if not isinstance(node, (ast.Name, ast.Attribute)) or not isinstance(node.ctx, ast.Load):
+            return False
+        if isinstance(above, ast.ClassDef) or (isinstance(above, ast.Call) and above.func is node):
+            return False
+        return not asks_for_type(self.source, self.names, node)
 
     # ---- the program as a whole ------------------------------------------------------------------------------------
 

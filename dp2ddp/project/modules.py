@@ -169,7 +169,9 @@ class Layout:
             return
         folders = self._folders[entry]
         for folder in folders:
-            if self._module(_join(folder, parts[0])) is not None:
+            # `pkg/pkg.py` isn't `pkg`, unless its folder is none: such scripts are started as modules.
+            is_inside = posixpath.basename(folder) == parts[0] and _join(folder, _INIT) in self._files
+            if not is_inside and self._module(_join(folder, parts[0])) is not None:
                 yield _join(folder, *parts)
                 return
         yield from (_join(folder, *parts) for folder in folders)

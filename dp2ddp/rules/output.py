@@ -102,6 +102,10 @@ with open("log.json", "w") as log:
             if (is_method or facts.catalogue.does(path, *MAIN_ONLY)) and not is_known:
                 span = facts.span(call.func)
                 yield ReplaceExpr(self.id, span, _REASON, "ddp.main_only(__h_f__)", {"f": span})
+        for node in facts.source.nodes:
+            if facts.catalogue.does(facts.qualified(node), "writes", "shows") and facts.is_handed_on(node):
+                span = facts.span(node)  # handed on: `pool.map(cv2.imwrite, ...)`
+                yield ReplaceExpr(self.id, span, _REASON, "ddp.main_only(__h_f__)", {"f": span})
         for node in (n for n in facts.source.nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)):
             module = facts.source.module(node)
             if (facts.qualified(node) or "").startswith(_VALUES) and (module, "values") not in told:

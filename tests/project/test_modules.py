@@ -201,3 +201,8 @@ def test_python_agrees(tmp_path: Path) -> None:
     root = os.path.realpath(tmp_path) + os.sep
     loaded = {os.path.relpath(line, root) for line in lines if line.startswith(root)}
     assert set(reached(files, "tools/train.py")) == loaded | {"tools/train.py"}
+
+
+def test_a_package_comes_before_a_module_of_its_name_in_it() -> None:
+    files = {"pkg/__init__.py": "", "pkg/pkg.py": "", "pkg/nets.py": "", "pkg/train.py": "from pkg.nets import net\n"}
+    assert Layout(files).reachable("pkg/train.py") == ["pkg/train.py", "pkg/__init__.py", "pkg/nets.py"]

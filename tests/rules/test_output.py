@@ -136,3 +136,14 @@ def test_the_user_s_own_functions_are_rank_0_s_too() -> None:
     text = "import mylib\nmylib.dump(net, p)\n"
     new = convert_source(_HEAD + text, "train.py", Options(functions=("mylib.dump=writes",))).new_text
     assert new.endswith("ddp.main_only(mylib.dump)(net, p)\n")
+
+
+def test_a_writer_that_is_handed_on_is_rank_0s() -> None:
+    script = (
+        "import cv2\nimport h5py\nimport torch.nn as nn\n\nnet = nn.DataParallel(nn.Linear(4, 2))\n"
+        "write = cv2.imwrite\n"
+        "assert not isinstance(net, h5py.File)\n"
+    )
+    text = convert_source(script, "train.py", Options()).new_text
+    assert "write = ddp.main_only(cv2.imwrite)\n" in text
+    assert "isinstance(net, h5py.File)" in text
