@@ -34,6 +34,7 @@ Tensors = Sequence[torch.Tensor]
 BUCKETS = [1 << 20, 25 << 20]
 _SOON = (1 << 64) - 2  # a node's number in autograd's queue: as soon as it can run
 _HALF = (torch.float16, torch.bfloat16)
+_OF_TORCH = ("BackwardHookFunctionBackward",)
 _HOOKS = (attrgetter("_backward_hooks"), attrgetter("_post_accumulate_grad_hooks"))
 
 
@@ -422,7 +423,7 @@ def reached(output: torch.Tensor, sources: Sequence[Collection[Any]]) -> list[bo
     """By which `sources`' nodes a tensor's graph comes. DataParallel gives no gradient to others, not even zeros.
 
     By any, perhaps, where there is a function of the script's own: its backward may run another one, as a reentrant
-    checkpoint does.
+    checkpoint does. (Torch's own function for backward hooks of modules doesn't.)
     """
     found, is_perhaps = [False] * len(sources), False
     nodes = {node: place for place, source in enumerate(sources) for node in source}
@@ -435,5 +436,5 @@ def reached(output: torch.Tensor, sources: Sequence[Collection[Any]]) -> list[bo
         elif node not in seen:
             seen.add(node)
             todo += [behind for behind, _ in node.next_functions]
-            is_perhaps |= isinstance(node, torch.autograd.function.BackwardCFunction)
+            is_perhaps |= isinstance(node, torch.autograd.function.BackwardCFunction) and node.name() not in _OF_TORCH
     return [each or is_perhaps for each in found]

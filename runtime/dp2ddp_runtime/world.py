@@ -267,10 +267,9 @@ def gather_rows(rows: torch.Tensor, sizes: Sequence[int], dim: int = 0) -> torch
     own = rows.detach().resolve_neg().movedim(dim, 0)[: sizes[world.rank]]
     missing = max(sizes) - len(own)
     own = torch.cat([own, own.new_zeros([missing, *own.shape[1:]])]) if missing else own.contiguous()
-    if 0 in own.stride():  # a single number that was expanded counts as contiguous
-        own = own.clone(memory_format=torch.contiguous_format)
     kind, shape = own.dtype, own.shape
-    flat = own.view(-1).view(torch.uint8) if own.numel() else own.view(-1)
+    # By its memory: where there is one row, or one number, a contiguous tensor's strides may be anything.
+    flat = own.as_strided([own.numel()], [1]).view(torch.uint8) if own.numel() else own.view(-1)
     parts = [part.view(kind).view(shape)[:size] for part, size in zip(all_gather(flat), sizes)]
     whole = torch.cat(parts).movedim(0, dim)
     whole = whole.contiguous(memory_format=torch.channels_last) if last else whole.contiguous()

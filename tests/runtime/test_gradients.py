@@ -103,6 +103,34 @@ class TiedEmbedding(nn.Module):
         return self.embed(x) @ self.embed.weight.t()
 
 
+@on_ranks(2, each=[2.0, 2.0])
+def test_a_sparse_gradient_of_a_single_row() -> Any:
+    index = torch.tensor([[1, 3]])[:, :1]  # contiguous, and its strides are those of two
+    grad = torch.sparse_coo_tensor(index, torch.ones(1, 2), (4, 2), check_invariants=False)
+    (total,) = gradients.sums([grad], sparse=True)
+    assert total.is_sparse
+    return total.to_dense()[1].tolist()
+
+
+@on_ranks(2, each=(True, False))
+def test_what_no_output_hangs_on_has_no_gradient_where_a_module_has_a_backward_hook() -> Any:
+    net = models.wrap_model(Severed())
+    net.module.register_full_backward_hook(lambda *told: None)
+    x = torch.ones(2, 2, requires_grad=True)
+    net(x).sum().backward()
+    return x.grad is None, net.module.last.weight.grad is None
+
+
+class Severed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.last(x.detach())
+        return out
+
+
 def test_sparse_gradients_where_they_can_not_be_summed(ranks: RankPool) -> None:
     assert ranks(2, sparse_where_none_is_declared) == ["raised"] * 2
     assert ranks(2, dense_where_sparse_is_declared) == ["raised"] * 2

@@ -126,6 +126,8 @@ def _on_one_device(count: int = 0) -> Iterator[None]:
     """
 
     def chunks_of(devices: Sequence[int], sizes: None, dim: int, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+        if not torch.is_grad_enabled():  # a view of a leaf would require gradients even so, and a copy doesn't
+            tensor = tensor.detach()
         found = tensor.chunk(len(devices), dim) if tensor.dim() else ()
         return found if found and len(found) >= count else (tensor,) * len(devices)
 
