@@ -436,5 +436,6 @@ def reached(output: torch.Tensor, sources: Sequence[Collection[Any]]) -> list[bo
         elif node not in seen:
             seen.add(node)
             todo += [behind for behind, _ in node.next_functions]
-            is_perhaps |= isinstance(node, torch.autograd.function.BackwardCFunction) and node.name() not in _OF_TORCH
+            is_scripts = isinstance(node, torch.autograd.function.BackwardCFunction)
+            is_perhaps |= is_scripts and type(node).__name__ not in _OF_TORCH
     return [each or is_perhaps for each in found]
