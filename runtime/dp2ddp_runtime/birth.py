@@ -208,6 +208,7 @@ def _meet(ids: Sequence[int]) -> None:
     _share_processors()
     hangs.share_signals()
     agree("the number of devices", len(ids))
+    agree("the seed that torch was given before the first wrap", torch.initial_seed())
     if birth.launched:  # whose ranks have started by themselves
         agree("what ddp.broadcast was given above ddp.setup()", sorted(birth.early.items()))
     exchange("the first wrap")

@@ -73,7 +73,7 @@ def _compare(params: Sequence[Any], seen: _Seen) -> None:
         raise Divergence(
             f"a {'parameter' if param is None else 'gradient'} of shape {list(tensor.shape)} differs between the ranks "
             f"before the step at {place.line()}: "
-            + (f"something changed it on some ranks only; {ADVICE}" if param is None else _PAST)
+            + (f"something changed it on some ranks only. {ADVICE}" if param is None else _PAST)
         )
 
 

@@ -355,7 +355,7 @@ class _Watch:
 
     def _end(self, why: str, states: Sequence[Any]) -> None:
         if count("failed", 1) == 1:
-            say(f"dp2ddp: {why}{_text(states)}\n{ADVICE[0].upper()}{ADVICE[1:]}.\n")
+            say(f"dp2ddp: {why}{_text(states)}\n{ADVICE}.\n")
         count("ended", 1)
         flush = threading.Thread(target=sys.stdout.flush, daemon=True)  # may wait for ever, as the main thread does
         flush.start()

@@ -22,7 +22,7 @@ SMALL = 32 << 10
 #: The groups' own time-outs: `hangs` has one, which knows what is waited for, and when a debugger is at work.
 NEVER = timedelta(days=365)
 ADVICE = (
-    "each rank must run every line: what decides on the way there has to be the same on all of them "
+    "Each rank must run every line: what decides on the way there has to be the same on all of them "
     "(ddp.broadcast gives all ranks rank 0's value)"
 )
 

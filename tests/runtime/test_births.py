@@ -266,6 +266,14 @@ def test_other_launchers(warm: Warm, tmp_path: Path, given: str) -> None:
     assert done[1].stdout == ""
 
 
+def test_seeds_of_each_ranks_own_are_told_at_the_first_wrap(warm: Warm, tmp_path: Path) -> None:
+    """Data that was made, or split, with them would differ without a word."""
+    done = warm.start(script(tmp_path, "import random\ntorch.manual_seed(random.SystemRandom().getrandbits(40))\n" + WRAP))
+    assert done.returncode == 1
+    assert "the seed that torch was given before the first wrap at train.py:" in done.stderr
+    assert "ddp.broadcast gives all ranks rank 0's value" in done.stderr
+
+
 def test_a_wrap_without_setup_and_a_bad_number(warm: Warm, tmp_path: Path) -> None:
     done = warm.start(write(tmp_path, WRAP + "print(ddp.world_size())"))
     assert done.stdout == "1\n"
