@@ -191,7 +191,7 @@ def _meet(ids: Sequence[int]) -> None:
     size = birth.born["size"]
     if world.rank == 0:
         hangs.install()
-    hangs.start()
+    hangs.start(size)
     if world.rank == 0:
         tell("folder", os.getcwd())
     count("here", 1)

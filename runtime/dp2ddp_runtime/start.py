@@ -157,6 +157,7 @@ def _join(own: Any, init_method: str | None) -> None:
     except SystemExit as error:  # which Python would write to where this rank's output goes: nowhere
         hangs.say(f"{error}\n")
         raise SystemExit(1) from None
+    hangs.start(born["size"])
     streams.restore(born["states"])
     streams.own_start()
 
