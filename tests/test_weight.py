@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 #: By folder. Raise one only with a reason in the commit, and lower it where lines went.
 LIMITS = {
     "dp2ddp": 475,
-    "dp2ddp/analysis": 1_025,
+    "dp2ddp/analysis": 1_030,
     "dp2ddp/command": 700,
     "dp2ddp/convert": 2_700,
     "dp2ddp/notebook": 550,
@@ -21,10 +21,10 @@ LIMITS = {
     "dp2ddp/pretend_cuda": 950,
     "dp2ddp/project": 2_000,
     "dp2ddp/rewrite": 1_425,
-    "dp2ddp/rules": 2_085,
+    "dp2ddp/rules": 2_125,
     "dp2ddp/source": 975,
     "dp2ddp/verify": 5_925,
-    "runtime/dp2ddp_runtime": 7_375,
+    "runtime/dp2ddp_runtime": 7_390,
     "tests": 1_625,
     "tests/analysis": 900,
     "tests/benchmarks": 475,
@@ -38,7 +38,7 @@ LIMITS = {
     "tests/project": 975,
     "tests/rewrite": 625,
     "tests/rules": 800,
-    "tests/runtime": 7_950,
+    "tests/runtime": 7_975,
     "tests/source": 75,
     "tests/verify": 2_500,
 }

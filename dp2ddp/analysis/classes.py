@@ -36,7 +36,9 @@ class Classes:
             scopes = [each for each in self._source.scopes(node) if not isinstance(each, ast.ClassDef)]
             return next((self._defined[scope, node.id] for scope in scopes if (scope, node.id) in self._defined), None)
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
-            owner = next((each for each in self._source.ancestors(node) if isinstance(each, ast.ClassDef)), None)
+            # From the function on, as the bases of a class in it may name `self.x`.
+            around = self._source.ancestors(self._source.function(node) or node)
+            owner = next((each for each in around if isinstance(each, ast.ClassDef)), None)
             places = [] if owner is None else self.lineage(owner)
             return next((self._defined[at, node.attr] for at in places if (at, node.attr) in self._defined), None)
         return None

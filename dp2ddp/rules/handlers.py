@@ -19,6 +19,10 @@ _WHAT = {
         "a rank can run out of memory alone, and what follows needs all ranks in step: they would wait for it",
         "end the script here (`raise`), after no more than printing and saving",
     ),
+    "swallowed": (
+        "an error by one rank's rows is caught by that rank alone, and what follows needs all ranks in step",
+        "let it end the script (`raise`), or leave out what is bad where samples are loaded",
+    ),
     "thread": (
         "this thread may call a wrapped model, which takes all ranks, and threads come to it in another order on each",
         "call it in the main thread, or wait for the thread (`join`) before another one calls a model",
@@ -38,9 +42,9 @@ class HandlersRule(Rule):
     title = "Point out what ranks may not reach together"
     why = (
         "A rank may run out of memory alone. A handler that prints, saves and ends is fine; after one that goes on "
-        "to train, the ranks wait for each other, and say where. Threads that call the model come to it in another "
-        "order on each rank. A timer (`SIGALRM`) comes to each at another line. (Ctrl-C and other signals reach all "
-        "ranks at the same step.)"
+        "to train, the ranks wait for each other, and say where. The same holds for a handler of any error that goes "
+        "on with the next step. Threads that call the model come to it in another order on each rank. A timer "
+        "(`SIGALRM`) comes to each at another line. (Ctrl-C and other signals reach all ranks at the same step.)"
     )
     examples = (
         Example(
@@ -56,6 +60,20 @@ for _ in range(1000):
         if "out of memory" not in str(error):
             raise
         torch.cuda.empty_cache()
+""",
+        ),
+        Example(
+            before="""\
+import torch
+import torch.nn as nn
+
+net = nn.DataParallel(nn.Linear(4, 2))
+for _ in range(100):
+    try:
+        net(torch.randn(8, 4)).sum().backward()
+    except Exception as error:
+        print(error)
+        continue
 """,
         ),
         Example(
@@ -104,7 +122,9 @@ def _kind(facts: Facts, node: ast.AST) -> str:
         said = (n for n in ast.walk(node) if isinstance(n, (ast.Constant, ast.Name, ast.Attribute)))
         texts = (str(n.value) if isinstance(n, ast.Constant) else last_name(n) for n in said)
         is_end = isinstance(node.body[-1], ast.Raise)
-        return "memory" if not is_end and any(map(_MEMORY.search, texts)) else ""
+        if is_end:
+            return ""
+        return "memory" if any(map(_MEMORY.search, texts)) else "swallowed" * _goes_on(facts, node)
     if isinstance(node, ast.ClassDef) and facts.classes.derives(node, _THREADS):
         return "thread" if _calls_wrapped(facts, facts.classes.method(node, "run")) else ""
     path = facts.qualified(node.func) if isinstance(node, ast.Call) else None
@@ -118,6 +138,17 @@ def _kind(facts: Facts, node: ast.AST) -> str:
     return (
         "thread" if _calls_wrapped(facts, given if isinstance(given, ast.Lambda) else facts.definition(given)) else ""
     )
+
+
+def _goes_on(facts: Facts, handler: ast.ExceptHandler) -> bool:
+    """Whether a handler takes any error of a training step in a loop."""
+    is_any = handler.type is None or facts.qualified(handler.type) in ("builtins.Exception", "builtins.BaseException")
+    above = list(facts.source.ancestors(handler)) if is_any else []
+    tried = above[0] if above else None
+    if not isinstance(tried, ast.Try) or not any(isinstance(each, (ast.For, ast.While)) for each in above):
+        return False
+    calls = [n for each in tried.body for n in ast.walk(each) if isinstance(n, ast.Call)]
+    return any(last_name(call.func) == "backward" or facts.is_named_as_wrapped(call.func) for call in calls)
 
 
 def _calls_wrapped(facts: Facts, body: ast.AST | None) -> bool:

@@ -9,6 +9,7 @@ from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.loaders import collates
 from dp2ddp.rewrite.edits import Edit, Finding, InsertAfter, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.source.nodes import argument, last_name
 
 _REASON = "each rank loads its rows of each batch; the batches themselves don't change"
 _WHOLE = "each rank loads whole batches, as a `collate_fn` may mix rows, and computes on its own rows"
@@ -205,13 +206,24 @@ def _whole(facts: Facts, decisions: Decisions) -> Iterator[Note]:
         yield Note(LoadersRule.id, facts.span(node), what, "to share the loading, make it a data set with indices")
 
 
+def _is_single(call: ast.Call) -> bool:
+    """Whether a wrap is visibly for one device."""
+    ids = argument(call, 1, "device_ids")
+    return isinstance(ids, (ast.List, ast.Tuple)) and len(ids.elts) == 1
+
+
 def _without(facts: Facts) -> Iterator[Note]:
     """Started files in whose program no loader is found."""
     found = [*facts.loaders.calls, *facts.loaders.begun, *facts.loaders.values]
+    trained = {facts.source.module(call) for call in facts.source.calls if last_name(call.func) == "backward"}
     for entry in facts.entries:
         reached = facts.names.reachable(entry)
-        wraps = [call for call in facts.wraps.models if facts.source.module(call) in reached]
-        if wraps and not any(facts.source.module(node) in reached for node in found):
+        wraps = [call for call in facts.wraps.models if facts.source.module(call) in reached and not _is_single(call)]
+        if (
+            wraps
+            and not trained.isdisjoint(reached)
+            and not any(facts.source.module(node) in reached for node in found)
+        ):
             here = next((call for call in wraps if facts.source.module(call) is entry), wraps[0])
             what = (
                 "no `DataLoader` of torch's is found in this program: each rank loads whole batches, all the same ones"

@@ -15,6 +15,7 @@ from dp2ddp.source.nodes import argument, keyword, names_in
 _REASON = "rank 0 alone does this"
 #: What is there behind `wandb.init()`.
 _VALUES = ("wandb.config.",)
+_WRITES = (".update", ".setdefault")
 
 
 class OutputRule(Rule):
@@ -107,8 +108,8 @@ with open("log.json", "w") as log:
                 span = facts.span(node)  # handed on: `pool.map(cv2.imwrite, ...)`
                 yield ReplaceExpr(self.id, span, _REASON, "ddp.main_only(__h_f__)", {"f": span})
         for node in (n for n in facts.source.nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)):
-            module = facts.source.module(node)
-            if (facts.qualified(node) or "").startswith(_VALUES) and (module, "values") not in told:
+            module, path = facts.source.module(node), facts.qualified(node) or ""
+            if path.startswith(_VALUES) and not path.endswith(_WRITES) and (module, "values") not in told:
                 told.add((module, "values"))
                 what = f"`{facts.source.brief(node)}` is read, and only rank 0 has started wandb"
                 yield Note(self.id, facts.span(node), what, "take such values from the script's own arguments")

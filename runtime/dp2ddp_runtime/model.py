@@ -330,6 +330,11 @@ class WrappedModel(DistributedDataParallel):
             state.update(output_device=first, src_device_obj=torch.device("cuda", first))
         return copyreg._reconstructor, (nn.DataParallel, object, None), state  # type: ignore[attr-defined]
 
+    @classmethod
+    def __subclasshook__(cls, kind: type) -> Any:
+        """`isinstance(m, nn.DataParallel)` was converted to this class, and a checkpoint may hold a plain one."""
+        return (cls is WrappedModel and issubclass(kind, nn.DataParallel)) or NotImplemented
+
     # ---- of DistributedDataParallel ----------------------------------------------------------------------------------
 
     def replicate(self, module: Any, device_ids: Any) -> NoReturn:
@@ -355,8 +360,6 @@ class WrappedModel(DistributedDataParallel):
 
 # As the original prints itself, and as scripts write it into checkpoints and file names.
 WrappedModel.__name__ = nn.DataParallel.__name__
-# `isinstance(m, nn.DataParallel)` was converted to this class, and a checkpoint may hold a plain one.
-WrappedModel.register(nn.DataParallel)
 _LISTS_UNTIL = 8  # calls
 _PER_OBJECT = ("_cutter", "_memory", "_calls", "_version", "_by_rows")
 

@@ -100,5 +100,5 @@ def test_what_another_file_sets_up_is_refused_whoever_calls_it() -> None:
     with pytest.raises(BadInput, match=r"utils\.py:5: sets up distributed training already: calls init_process_group"):
         convert_files(files, ["train.py"], Options())
     done = convert_files(files, ["train.py"], Options(allow_ddp=True))
-    assert "ddp.setup(beside_ddp=True)\nnet = ddp.wrap_model(" in done["train.py"].new_text
+    assert "ddp.setup(beside_ddp=True)\n\nfrom utils import Meter\nnet = ddp.wrap_model(" in done["train.py"].new_text
     assert not done["utils.py"].changed

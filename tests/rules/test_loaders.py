@@ -141,5 +141,9 @@ def test_a_class_that_is_handed_on_is_noted_once(shape: str) -> None:
 
 
 def test_a_program_without_a_loader_is_noted() -> None:
-    conversion = convert_source("import torch.nn as nn\n" + _NET, "train.py", Options())
+    trained = f"import torch.nn as nn\n{_NET}net(x).sum().backward()\n"
+    conversion = convert_source(trained, "train.py", Options())
     assert ["no `DataLoader`" in note.what for note in conversion.notes] == [True]
+    for other in (trained.replace(".backward()", ""), trained.replace("(4, 2))", "(4, 2), device_ids=[0])")):
+        assert other != trained
+        assert convert_source(other, "train.py", Options()).notes == []
