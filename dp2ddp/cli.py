@@ -40,8 +40,8 @@ Without an output, the diff goes to standard output and nothing is written. The 
 scripts import from their project is followed.
 
 OUTPUT is a file, or a folder for the script and all that it imports (write its name with a / at the end). For a
-directory it is a folder for a copy of the whole, without .git, caches, virtual environments and what .gitignore
-names. A notebook becomes a script; in place, or with an OUTPUT.ipynb, it stays a notebook that writes the script and
+directory it is a folder for a copy of the whole, without .git, caches, virtual environments and what git
+ignores. A notebook becomes a script; in place, or with an OUTPUT.ipynb, it stays a notebook that writes the script and
 starts it. All files are written, or none.
 
 Each flag has a --no- form. Options can stand in pyproject.toml, under [tool.dp2ddp]. --html also works without an

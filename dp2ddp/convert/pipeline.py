@@ -7,10 +7,8 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Union
 
 from dp2ddp.analysis import own_ddp
-from dp2ddp.analysis.catalogue import libraries
 from dp2ddp.convert.plan import Plan, plan
 from dp2ddp.errors import BadInput, EditError, NotRewritable, blamed
 from dp2ddp.notebook.notebook import LineMap
@@ -32,10 +30,6 @@ _RELEVANT = re.compile(
     "|path|file|dir|glob|shutil|copy|remove|rename|exist|log|print|exit|environ|arg|config|cfg|process|thread|class ",
     re.IGNORECASE,
 )
-
-
-#: Scripts by path; with the functions by which commands start them, where there are such.
-Entries = Union[Sequence[str], Mapping[str, Sequence[str]]]
 
 
 @dataclass(frozen=True)
@@ -77,12 +71,12 @@ def convert_source(text: str, filename: str, options: Options) -> Conversion:
 
 
 @with_room
-def convert_files(files: Mapping[str, str], entries: Entries, options: Options) -> dict[str, Conversion]:
+def convert_files(files: Mapping[str, str], entries: Sequence[str], options: Options) -> dict[str, Conversion]:
     """Converts scripts of one project together with what they import from it.
 
     Args:
         files: the texts of the project's Python files, by their path relative to its root, with `/` between folders.
-        entries: those that are started, if need be each with the functions by which commands start it.
+        entries: those that are started.
 
     Returns:
         What became of each entry and each file that it imports, directly or not; by path.
@@ -97,30 +91,28 @@ def convert_files(files: Mapping[str, str], entries: Entries, options: Options) 
     return {name: replace(done.get(name) or Conversion(text), old_text=text) for name, text in texts.items()}
 
 
-def linked(files: Mapping[str, str], entries: Entries) -> tuple[ParsedProgram, dict[str, str], dict[str, str]]:
+def linked(files: Mapping[str, str], entries: Sequence[str]) -> tuple[ParsedProgram, dict[str, str], dict[str, str]]:
     """Scripts of one project and what they import from it, as one program; arguments as `convert_files` takes them.
 
     Returns:
         The program; the texts of all its files; the texts of those that it was parsed from, as they matter.
     """
-    commands = entries if isinstance(entries, Mapping) else {}
-    entries = list(entries)
-    layout = Layout(files, libraries())
+    layout = Layout(files)
     programs = {entry: layout.reachable(entry) for entry in entries}
     reached = dict.fromkeys(name for program in programs.values() for name in program)
     # Where a file is imported by several scripts, its own imports are looked up as the first of them does.
     started_by = {name: entry for entry in reversed(entries) for name in programs[entry]}
     started_by.update((entry, entry) for entry in entries)
 
-    def resolve(importer: str, module: str, level: int, name: str | None) -> str | None:
-        return layout.resolve(importer, started_by[importer], module, level, name)
+    def resolve(importer: str, module: str, level: int) -> str | None:
+        return layout.resolve(importer, started_by[importer], module, level)
 
     texts = {name: files[name] for name in reached}
     # (By a package's own file names come from one that matters.)
     kept = {name for name in texts if name in entries or name.endswith("__init__.py")}
     read = {name: text for name, text in texts.items() if name in kept or _RELEVANT.search(text)}
     others = {name: text for name, text in texts.items() if name not in read}
-    return link(read, entries, resolve, commands=commands, reached=programs, others=others), texts, read
+    return link(read, entries, resolve, reached=programs, others=others), texts, read
 
 
 def _convert(source: ParsedProgram, texts: Mapping[str, str], options: Options) -> dict[str, Conversion]:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from dp2ddp import RUNTIME_PACKAGE
 from dp2ddp.convert import pipeline
 from dp2ddp.convert.pipeline import Conversion
 from dp2ddp.errors import BadInput
@@ -40,14 +39,12 @@ class Program:
         entry: the script.
         files: the text of each file by its path, the script itself first.
         unread: imported files that can't be read as Python and don't matter to the conversion.
-        functions: those of the script's functions that a command starts.
         wraps: whether one of the files can have to do with `DataParallel`.
     """
 
     entry: str
     files: Mapping[str, str]
     unread: Sequence[BadInput] = ()
-    functions: Sequence[str] = ()
     wraps: bool = True
 
     @property
@@ -72,11 +69,6 @@ class Outcome:
     refused: list[tuple[Program, BadInput]] = field(default_factory=list)
     idle: list[Program] = field(default_factory=list)
 
-    def entries(self) -> set[str]:
-        """All scripts that were asked for."""
-        left = [program for program, _ in self.refused]
-        return {program.entry for program in (*self.programs, *self.idle, *left)}
-
     @property
     def is_refused(self) -> bool:
         """Whether something can't be converted in a script that can't be left out: then nothing is to be written."""
@@ -85,10 +77,6 @@ class Outcome:
     def changed(self) -> list[str]:
         """The files that are to be written anew, sorted."""
         return sorted(path for path, conversion in self.conversions.items() if conversion.changed)
-
-    def needing_runtime(self) -> list[str]:
-        """Those of them that import the runtime, sorted."""
-        return [path for path in self.changed() if RUNTIME_PACKAGE in self.conversions[path].new_text]
 
 
 def root_of(scripts: Sequence[Path]) -> Path:
@@ -106,8 +94,8 @@ def root_of(scripts: Sequence[Path]) -> Path:
 
 
 @with_room
-def follow(sources: PythonFiles, layout: Layout, entry: str, functions: Sequence[str] = ()) -> Program:
-    """The program that the script `entry` starts, or that commands start by its `functions`.
+def follow(sources: PythonFiles, layout: Layout, entry: str) -> Program:
+    """The program that the script `entry` starts.
 
     Raises:
         BadInput: the script, or a file that it imports and that names `DataParallel`, can't be read as Python.
@@ -125,7 +113,7 @@ def follow(sources: PythonFiles, layout: Layout, entry: str, functions: Sequence
             unread.append(error)
 
     wraps = any(wrapcalls.mentions(text.encode()) for text in files.values())
-    return Program(entry, files, unread, functions, wraps)
+    return Program(entry, files, unread, wraps)
 
 
 def groups(programs: Sequence[Program]) -> list[list[Program]]:
@@ -181,7 +169,7 @@ def convert_group(programs: Sequence[Program], options: Options, *, lenient: boo
     while outcome.programs:
         files = {path: text for program in outcome.programs for path, text in program.files.items()}
         try:
-            entries = {program.entry: program.functions for program in outcome.programs}
+            entries = [program.entry for program in outcome.programs]
             outcome.conversions = pipeline.convert_files(files, entries, options)
             if not (lenient and _set_aside(outcome)):
                 break

@@ -121,7 +121,6 @@ def test_the_summary_as_json(script: Path) -> None:
         "warnings": [],
         "left_alone": [],
         "left_out": {},
-        "imported_by": {},
     }
     assert Path("out.py").read_text() == f"{CONVERTED}odd = 1\n"
 

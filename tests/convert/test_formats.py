@@ -24,8 +24,7 @@ FILES = {
     "odd é.py": "import torch.nn as nn\n\nclass Own(nn.DataParallel):\n    def scatter(self, *a):\n        return a\n\n"
     "net = Own(nn.Linear(4, 2))\n",
     "plain.py": "x = 1\n",
-    ".gitignore": "cache/\n",
-    "cache/x": "",
+    "node_modules/x": "",
 }
 COMMANDS = [
     ["check", "."],
