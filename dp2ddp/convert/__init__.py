@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from dp2ddp.command import progress
 from dp2ddp.convert import job as jobs
 from dp2ddp.convert import page, pipeline, reporting, writing
 from dp2ddp.convert.findings import Found, in_order, refusal
@@ -33,7 +32,6 @@ def run(request: Request) -> int:
         job = jobs.converted(request, given)
     outputs: dict[str, str] = {}
     if not job.outcome.is_refused:
-        progress.doing("writing")
         outputs = writing.write(job)
     with blamed(**{"written": "yes"} if outputs else {}):
         report = reporting.of_job(job, outputs)

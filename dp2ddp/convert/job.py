@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dp2ddp.command import progress
 from dp2ddp.convert import notebooks, programs
 from dp2ddp.convert.programs import Outcome, Program
 from dp2ddp.errors import BadInput
@@ -244,7 +243,6 @@ def _of_directory(request: Request) -> Job:
     names = DisplayPaths(root)
     with names.in_errors():
         tree = trees.scan(root)
-        progress.doing("looking for scripts")
         sources = tree.sources()
         layout = Layout(sources)
         job = Job(request, names, sources, tree=tree, warnings=list(_linked(tree, sources)))
@@ -276,8 +274,7 @@ def _convert(job: Job, layout: Layout, chosen: Sequence[str], *, lenient: bool) 
             continue
         if not is_foreign or program.names_data_parallel:
             followed.append(program)
-    progress.doing("converting scripts", len(followed))
-    job.outcome = programs.convert(followed, job.request.options, lenient=lenient, advance=progress.advance)
+    job.outcome = programs.convert(followed, job.request.options, lenient=lenient)
     job.outcome.refused = sorted([*refused, *job.outcome.refused], key=lambda each: each[0].entry)
     said = set(map(str, job.warnings))
     unread = {str(error): error for program in job.outcome.programs for error in program.unread}

@@ -133,7 +133,6 @@ def convert(
     *,
     lenient: bool,
     processes: int | None = None,
-    advance: Callable[[int], None] = lambda count: None,
 ) -> Outcome:
     """Converts programs.
 
@@ -141,7 +140,6 @@ def convert(
         lenient: the scripts were guessed, so all of them come to a wrap; leave one that can't be converted as it is,
             and go on with the others.
         processes: how many to use at most; as many as there are processors by default.
-        advance: told the number of programs that were finished since it was called last.
 
     Raises:
         BadInput: a script can't be converted, and not `lenient`.
@@ -155,11 +153,9 @@ def convert(
         outcome.programs += part.programs
         outcome.conversions.update(part.conversions)
         outcome.refused += part.refused
-        advance(len(part.programs) + len(part.refused))
     for program in outcome.idle:
         untouched = {path: Conversion(text) for path, text in program.files.items()}
         outcome.conversions = {**untouched, **outcome.conversions}
-    advance(len(outcome.idle))
     return outcome
 
 

@@ -119,7 +119,7 @@ def test_a_name_that_is_no_text() -> None:
     assert "wrap_model" in Path("out", ODD).read_text()
 
 
-@pytest.mark.parametrize("form", ["full", "concise", "github", "gitlab", "sarif", "json"])
+@pytest.mark.parametrize("form", ["full", "concise", "github", "sarif", "json"])
 def test_findings_in_a_file_whose_name_is_no_text(form: str) -> None:
     os.rename("train.py", ODD)
     done = started("check", ODD, "--format", form)
