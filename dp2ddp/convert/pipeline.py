@@ -14,7 +14,7 @@ from dp2ddp.errors import BadInput, EditError, NotRewritable, blamed
 from dp2ddp.notebook.notebook import LineMap
 from dp2ddp.project.modules import Layout
 from dp2ddp.rewrite.apply import apply
-from dp2ddp.rewrite.edits import AddImport, Edit, InsertBefore, Note, at
+from dp2ddp.rewrite.edits import Edit, InsertBefore, Note, at
 from dp2ddp.rules import Options, all_rules, check_ignored
 from dp2ddp.rules.unsupported import NOTHING
 from dp2ddp.source import syntax
@@ -221,10 +221,9 @@ def _convert_file(file: File, original: str, source: ParsedProgram, planned: Pla
     comments = [_comment(note, file, source) for note in notes if options.annotate]
     with blamed(file=file.name):
         new_text = _rewrite(file.text, file.name, [*edits, *comments])
-    told = [each for each in edits if not isinstance(each, AddImport)]  # imports come with what needs them
     return Conversion(
         new_text,
-        edits=sorted((at(each, as_written) for each in told), key=lambda edit: edit.span.start),
+        edits=sorted((at(each, as_written) for each in edits), key=lambda edit: edit.span.start),
         notes=[at(note, as_written) for note in notes],
         changed=new_text != original,
     )
@@ -241,10 +240,12 @@ def check_rules(options: Options) -> None:
 
 
 def _comment(note: Note, file: File, source: ParsedProgram) -> InsertBefore:
-    """The note as a comment above the statement that it is about."""
+    """The note as a comment above the statement that it is about, or above the one around it that begins a line."""
     statements = (n for n in ast.walk(file.tree) if isinstance(n, ast.stmt))
-    statements = (n for n in statements if not (isinstance(n, ast.If) and source.segment(n).startswith("elif")))
-    around = (moved(source.span(node), -file.before) for node in statements)
+    around = (
+        moved(source.span(node), -file.before) for node in statements if not source.segment(node).startswith("elif")
+    )
+    around = (span for span in around if not file.lines[span.start.line - 1][: span.start.column].strip())
     statement = max((span for span in around if span.contains(note.span)), default=note.span)
     return InsertBefore(note.rule, statement, note.what, [f"# dp2ddp: {note.rule}: {note.what}; {note.todo}"])
 
