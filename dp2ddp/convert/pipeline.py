@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from dp2ddp.analysis import own_ddp
 from dp2ddp.convert.plan import Plan, plan
-from dp2ddp.errors import BadInput, EditError, NotRewritable, blamed
+from dp2ddp.errors import BadInput, EditError, NotRewritable
 from dp2ddp.notebook.notebook import LineMap
 from dp2ddp.project.modules import Layout
 from dp2ddp.rewrite.apply import apply
@@ -18,7 +18,6 @@ from dp2ddp.rewrite.edits import Edit, InsertBefore, Note, at
 from dp2ddp.rules import Options, all_rules, check_ignored
 from dp2ddp.rules.unsupported import NOTHING
 from dp2ddp.source import syntax
-from dp2ddp.source.depth import too_deep, with_room
 from dp2ddp.source.program import File, ParsedProgram, link
 from dp2ddp.source.spans import Span, moved
 
@@ -70,7 +69,6 @@ def convert_source(text: str, filename: str, options: Options) -> Conversion:
     return convert_files({filename: text}, [filename], options)[filename]
 
 
-@with_room
 def convert_files(files: Mapping[str, str], entries: Sequence[str], options: Options) -> dict[str, Conversion]:
     """Converts scripts of one project together with what they import from it.
 
@@ -85,9 +83,12 @@ def convert_files(files: Mapping[str, str], entries: Sequence[str], options: Opt
         BadInput, EditError: as for `convert_source`; names the file.
     """
     check_rules(options)
-    with blamed(file=next(iter(entries), "")):
-        source, texts, read = linked(files, entries)
-        done = _convert(source, read, options)
+    source, texts, read = linked(files, entries)
+    try:
+        done = _conversions(source, read, options)
+    except RecursionError:
+        todo = "break its longest expression into several statements"
+        raise BadInput(next(iter(entries)), what="nested too deeply for dp2ddp", todo=todo) from None
     return {name: replace(done.get(name) or Conversion(text), old_text=text) for name, text in texts.items()}
 
 
@@ -113,16 +114,6 @@ def linked(files: Mapping[str, str], entries: Sequence[str]) -> tuple[ParsedProg
     read = {name: text for name, text in texts.items() if name in kept or _RELEVANT.search(text)}
     others = {name: text for name, text in texts.items() if name not in read}
     return link(read, entries, resolve, reached=programs, others=others), texts, read
-
-
-def _convert(source: ParsedProgram, texts: Mapping[str, str], options: Options) -> dict[str, Conversion]:
-    try:
-        return _conversions(source, texts, options)
-    except RecursionError:
-        error = too_deep({file.name: file.tree for file in source.files})
-        if error is None:
-            raise
-        raise error from None
 
 
 def _conversions(source: ParsedProgram, texts: Mapping[str, str], options: Options) -> dict[str, Conversion]:
@@ -219,8 +210,7 @@ def _convert_file(file: File, original: str, source: ParsedProgram, planned: Pla
             refused=planned.refused,
         )
     comments = [_comment(note, file, source) for note in notes if options.annotate]
-    with blamed(file=file.name):
-        new_text = _rewrite(file.text, file.name, [*edits, *comments])
+    new_text = _rewrite(file.text, file.name, [*edits, *comments])
     return Conversion(
         new_text,
         edits=sorted((at(each, as_written) for each in edits), key=lambda edit: edit.span.start),

@@ -1,16 +1,14 @@
 """Converts the scripts of a project, each together with the files that it imports.
 
-Scripts that share files are converted together, since a shared file has one conversion; all others independently, in
-several processes where there is much to do.
+Scripts that share files are converted together, since a shared file has one conversion; all others independently.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from dp2ddp.convert import pipeline
@@ -22,13 +20,10 @@ from dp2ddp.project.python_files import PythonFiles
 from dp2ddp.rewrite.edits import Note
 from dp2ddp.rules import Options
 from dp2ddp.source import syntax
-from dp2ddp.source.depth import with_room
 
 #: What lies in the top folder of a project.
 _ROOT_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
 _NAMED = re.compile(rf"(?<!Distributed)(?<!Sharded){wrapcalls.CLASS}|{wrapcalls.FUNCTION}|{wrapcalls.STEP}")
-#: Below so many groups of scripts, starting processes costs more than it saves.
-_MANY = 4
 
 
 @dataclass(frozen=True)
@@ -93,7 +88,6 @@ def root_of(scripts: Sequence[Path]) -> Path:
     return here if here == shared or here in shared.parents else shared
 
 
-@with_room
 def follow(sources: PythonFiles, layout: Layout, entry: str) -> Program:
     """The program that the script `entry` starts.
 
@@ -132,14 +126,12 @@ def convert(
     options: Options,
     *,
     lenient: bool,
-    processes: int | None = None,
 ) -> Outcome:
     """Converts programs.
 
     Args:
         lenient: the scripts were guessed, so all of them come to a wrap; leave one that can't be converted as it is,
             and go on with the others.
-        processes: how many to use at most; as many as there are processors by default.
 
     Raises:
         BadInput: a script can't be converted, and not `lenient`.
@@ -149,7 +141,8 @@ def convert(
     idle = [each for each in programs if named and not each.wraps]
     outcome = Outcome(idle=[] if lenient else idle)
     programs = [program for program in programs if program not in outcome.idle]
-    for part in _parts(groups(programs), partial(convert_group, options=options, lenient=lenient), processes):
+    for group in groups(programs):
+        part = convert_group(group, options, lenient=lenient)
         outcome.programs += part.programs
         outcome.conversions.update(part.conversions)
         outcome.refused += part.refused
@@ -160,7 +153,7 @@ def convert(
 
 
 def convert_group(programs: Sequence[Program], options: Options, *, lenient: bool) -> Outcome:
-    """Converts programs that share files. As `convert`, in this process."""
+    """Converts programs that share files. As `convert`."""
     outcome = Outcome(programs=list(programs))
     while outcome.programs:
         files = {path: text for program in outcome.programs for path, text in program.files.items()}
@@ -205,17 +198,3 @@ def why_refused(files: Iterable[str], conversions: Mapping[str, Conversion]) -> 
         alike = ", ".join(dict.fromkeys(each for _, each in others))
         told.append(f"{text} (and in the same way for {alike})" if others else text)
     return BadInput(path, line=first.span.start.line, what=first.what, todo="; and ".join(told), rule=first.rule)
-
-
-def _parts(
-    work: Sequence[Sequence[Program]], do: Callable[[Sequence[Program]], Outcome], processes: int | None
-) -> Iterator[Outcome]:
-    count = min(processes or os.cpu_count() or 1, len(work))
-    if count < 2 or len(work) < _MANY:
-        yield from map(do, work)
-        return
-    # Slow to import, and wanted here alone.
-    from concurrent.futures import ProcessPoolExecutor
-
-    with ProcessPoolExecutor(count) as pool:
-        yield from pool.map(do, work)

@@ -6,6 +6,7 @@ included. The only delicate point is parentheses: what takes another's place get
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
@@ -40,12 +41,24 @@ def rewritten(code: str, edits: Sequence[ReplaceExpr], runtime: str) -> str:
     try:
         module = cst.parse_module(f"({code})")
     except cst.ParserSyntaxError as error:
+        if not _is_expression(code):
+            raise EditError(f"{edits[0].rule}: no expression there: {code!r}") from error
         raise NotRewritable(f"syntax that libcst does not know: {error.message}", error.raw_line) from error
-    rewriter = _Rewriter(_located(module, edits), edits, runtime)
+    located = _located(module, edits)
+    missing = {edit.rule for edit in edits if edit.span not in located.values()}
+    if missing:
+        raise EditError(f"{', '.join(sorted(missing))}: no expression there: {code!r}")
+    rewriter = _Rewriter(located, edits, runtime)
     module.visit(rewriter)
-    if rewriter.missing:
-        raise EditError(f"no expression at {', '.join(sorted(rewriter.missing))}")
     return module.code_for_node(rewriter.outermost)
+
+
+def _is_expression(code: str) -> bool:
+    try:
+        ast.parse(f"({code})", mode="eval")
+    except SyntaxError:
+        return False
+    return True
 
 
 def _located(module: cst.Module, edits: Iterable[ReplaceExpr]) -> dict[cst.BaseExpression, Span]:
@@ -78,7 +91,6 @@ class _Rewriter(cst.CSTTransformer):
     def __init__(self, located: Mapping[cst.BaseExpression, Span], edits: Sequence[ReplaceExpr], runtime: str) -> None:
         super().__init__()
         self.outermost: cst.CSTNode = cst.Name("_")
-        self.missing = {edit.rule for edit in edits if edit.span not in located.values()}
         self._located, self._edits, self._runtime = located, edits, runtime
         self._pieces: dict[Span, cst.BaseExpression] = {}
         self._above: list[cst.CSTNode] = []
