@@ -151,7 +151,7 @@ def measure_project(repeats: int) -> Result:
             layout = Layout(sources)
             found = entries.guess(sources, layout)
             followed = [programs.follow(sources, layout, path) for path in found.entries]
-            outcome = programs.convert(followed, Options(), lenient=True, processes=1)
+            outcome = programs.convert(followed, Options(), lenient=True)
             assert outcome.changed() == wrapping
 
         for _ in range(repeats + 1):

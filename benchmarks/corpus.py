@@ -138,7 +138,7 @@ def _judge(
         trees = {path: syntax.parse(each.new_text, path) for path, each in own.items()}
         classes = wrapcalls.subclasses(trees.values())
         script.wraps_left = [
-            f"{path}:{call.lineno}" for path, tree in trees.items() for call in wrapcalls.find(tree, classes)
+            f"{path}:{line}" for path, tree in trees.items() for line in wrapcalls.places(tree, classes)
         ]
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from dp2ddp import __version__
-from dp2ddp.command import progress, terminal
+from dp2ddp.command import terminal
 from dp2ddp.command.click_group import FOUND, Group
-from dp2ddp.command.options import CONVERSION, FORMAT, PATH, SPEECH, Command, RuleId, flag
+from dp2ddp.command.options import CONVERSION, FORMAT, PATH, SPEECH, Command, RuleId
 from dp2ddp.verify.arguments import verify
 
 _GARBAGE_AFTER = 200_000  # objects
@@ -40,12 +39,11 @@ Without an output, the diff goes to standard output and nothing is written. The 
 scripts import from their project is followed.
 
 OUTPUT is a file, or a folder for the script and all that it imports (write its name with a / at the end). For a
-directory it is a folder for a copy of the whole, without .git, caches, virtual environments and what .gitignore
-names. A notebook becomes a script; in place, or with an OUTPUT.ipynb, it stays a notebook that writes the script and
+directory it is a folder for a copy of the whole, without .git, caches, virtual environments and what git
+ignores. A notebook becomes a script; in place, or with an OUTPUT.ipynb, it stays a notebook that writes the script and
 starts it. All files are written, or none.
 
-Each flag has a --no- form. Options can stand in pyproject.toml, under [tool.dp2ddp]. --html also works without an
-output, and for a script that can't be converted.
+--html also works without an output, and for a script that can't be converted.
 
 Exit codes: 0 done, or nothing to do; 1 notes are open (with --strict); 2 bad input, or a script that can't be
 converted: nothing is written; 3 a mistake in dp2ddp. Scripts of a directory that you didn't name are left as they are
@@ -65,8 +63,8 @@ Examples:
 _CHECK_HELP = """List what would be converted in scripts, notebooks and directories; change nothing.
 
 Shows each line that a conversion would change, and each that needs a person, with its rule and what becomes of it.
-GitHub, GitLab and readers of SARIF show it in the pull request. Options can stand in pyproject.toml, under
-[tool.dp2ddp]. Exit codes: 0 nothing to convert, 1 something found, 2 bad input, 3 a mistake in dp2ddp.
+GitHub and readers of SARIF show it in the pull request. Exit codes: 0 nothing to convert, 1 something found, 2 bad
+input, 3 a mistake in dp2ddp.
 
 \b
 Examples:
@@ -84,29 +82,19 @@ def main() -> None:
     gc.set_threshold(_GARBAGE_AFTER)
 
 
-# Settings of a project that make no sense for what was asked for: there, the command line decides alone.
-_IDLE = {
-    "output": lambda given: given["in_place"],
-    "in_place": lambda given: given["output"] is not None or "-" in given["inputs"],
-    "vendored": lambda given: not given["in_place"] and given["output"] in (None, "-"),
-    "entries": lambda given: not any(map(os.path.isdir, given["inputs"])),
-    "form": lambda given: given.get("output") == "-",
-}
-
-
-@main.command(
-    cls=Command, files="inputs", idle=_IDLE, help=_CONVERT_HELP, short_help="Convert scripts, notebooks, a project."
-)
+@main.command(cls=Command, help=_CONVERT_HELP, short_help="Convert scripts, notebooks, a project.")
 @click.argument("inputs", metavar="INPUT...", nargs=-1, required=True, type=PATH)
 @click.option(
     "-o", "--output", metavar="OUTPUT", type=PATH, help="Write to this file or folder; - for standard output."
 )
-@flag("in-place", help="Write over INPUT.")
-@flag("force", help="Overwrite OUTPUT, or another runtime copy, where it exists.")
-@flag("vendor", dest="vendored", help="Copy the runtime beside the scripts, so they need only torch.")
+@click.option("--in-place", is_flag=True, help="Write over INPUT.")
+@click.option("--force", is_flag=True, help="Overwrite OUTPUT, or another runtime copy, where it exists.")
+@click.option(
+    "--vendor", "vendored", is_flag=True, help="Copy the runtime beside the scripts, so they need only torch."
+)
 @CONVERSION
-@flag("annotate", help="Write each note into the script, as a comment `# dp2ddp: ...`.")
-@flag("strict", help="Exit with 1 while notes are open.")
+@click.option("--annotate", is_flag=True, help="Write each note into the script, as a comment `# dp2ddp: ...`.")
+@click.option("--strict", is_flag=True, help="Exit with 1 while notes are open.")
 @FORMAT
 @click.option(
     "--html", metavar="FILE", type=PATH, help="Write a page to look at: what changes and why, what needs a person."
@@ -119,23 +107,22 @@ def convert(ctx: click.Context, /, **asked: Any) -> None:
     from dp2ddp import convert as conversion
 
     _check_usage(**asked)
-    request = conversion.Request(options=_options(asked), verbose=terminal.is_verbose(), **asked)
-    with progress.shown("reading", wanted=not terminal.is_quiet()):
-        code = conversion.run(request)
+    code = conversion.run(conversion.Request(options=_options(asked), verbose=terminal.is_verbose(), **asked))
     if code == FOUND and terminal.is_quiet():
         terminal.show_error("dp2ddp: notes are open, which --strict doesn't allow; without --quiet they are listed")
     ctx.exit(code)
 
 
 def _options(asked: dict[str, Any]) -> Any:
-    """Those of a command's arguments that say how to convert, taken out of the others."""
+    """Those of a command's arguments that say how to convert, taken out of the others; and what the project says."""
+    from dp2ddp.command import settings
     from dp2ddp.rules import Options
 
     found = {name: asked.pop(name) for name in Options.__dataclass_fields__ if name in asked}
-    return Options(**{**found, "ignore": frozenset(found["ignore"])})
+    return Options(**{**found, "ignore": frozenset(found["ignore"])}, functions=settings.functions(asked["inputs"]))
 
 
-@main.command(cls=Command, files="inputs", idle=_IDLE, help=_CHECK_HELP, short_help="List what would be converted.")
+@main.command(cls=Command, help=_CHECK_HELP, short_help="List what would be converted.")
 @click.argument("inputs", metavar="INPUT...", nargs=-1, required=True, type=PATH)
 @CONVERSION
 @FORMAT
@@ -146,8 +133,7 @@ def check(ctx: click.Context, /, form: str, **asked: Any) -> None:
     from dp2ddp import convert as conversion
     from dp2ddp.convert import formats
 
-    with progress.shown("reading", wanted=not terminal.is_quiet()):
-        found = conversion.check(options=_options(asked), **asked)
+    found = conversion.check(options=_options(asked), **asked)
     terminal.show_results(filter(None, [formats.FORMATS[form](found)]))
     terminal.show_messages([formats.in_sum(found)])
     ctx.exit(FOUND if found else 0)
@@ -156,7 +142,7 @@ def check(ctx: click.Context, /, form: str, **asked: Any) -> None:
 @main.command(cls=Command, short_help="List the rules, or show one.")
 @click.argument("rule_id", metavar="[RULE]", required=False, type=RuleId())
 @SPEECH
-def rules(rule_id: str | None, isolated: bool) -> None:
+def rules(rule_id: str | None) -> None:
     """List the rules; with RULE, show that one with its code before and after."""
     from dp2ddp import rules_doc
     from dp2ddp.rules import all_rules, rule

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -40,10 +38,6 @@ class BadInput(Exception):  # noqa: N818 - it is the user's input that is wrong,
         self.what = what
         self.todo = todo
         self.rule = rule
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Pickled field by field: from another process it comes back whole."""
-        return partial(BadInput, **self._more), (self.file,)
 
     def renamed(self, file: str) -> BadInput:
         """The same, about the file by another name."""
@@ -100,25 +94,6 @@ class NotRewritable(Exception):  # noqa: N818 - nothing failed; the source is ou
 
 class EditError(Exception):
     """A rule asked for an edit that can't be carried out: a mistake in dp2ddp, never in the user's script."""
-
-
-@contextmanager
-def blamed(**place: str) -> Iterator[None]:
-    """Notes on unexpected errors that come out of the block where they arose, for whoever reports them.
-
-    Args:
-        place: such as ``file="train.py"`` or ``rule="DDP002"``; what a block further in has noted stays.
-    """
-    try:
-        yield
-    except Exception as error:
-        error.__dict__["blamed"] = {**place, **error.__dict__.get("blamed", {})}
-        raise
-
-
-def blame(error: BaseException) -> dict[str, str]:
-    """Where an error arose, as far as `blamed` blocks around it know."""
-    return dict(error.__dict__.get("blamed", {}))
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

@@ -14,7 +14,6 @@ import pytest
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.convert.pipeline import convert_source
 from dp2ddp.convert.plan import plan
-from dp2ddp.rewrite.edits import AddImport, ReplaceExpr
 from dp2ddp.rules import Options
 from dp2ddp.source.program import parse
 
@@ -190,9 +189,7 @@ def _walk(text: str) -> Iterator[str]:
     yield f"           loaders.calls: line {loader.lineno}"
     yield f"           entries: {len(facts.entries)} file; blockers: {facts.blockers}"
     for edit in plan(source, Options()).edits:
-        if isinstance(edit, AddImport):
-            continue
-        what = edit.template if isinstance(edit, ReplaceExpr) else "; ".join(filter(None, getattr(edit, "lines", ())))
+        what = "; ".join(filter(None, edit.source.split("\n")))
         (line, column), _ = edit.span
         yield f"plan       {edit.rule} {line}:{column} {type(edit).__name__} {what}".rstrip()
 

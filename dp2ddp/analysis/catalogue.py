@@ -58,13 +58,6 @@ def entry(text: str) -> tuple[str, str]:
 
 
 @cache
-def libraries() -> dict[str, frozenset[str]]:
-    """The functions and classes that libraries have at their top, by the library's name."""
-    names = [name.split(".") for name in _known()["functions"] if name.count(".") == 1 and "*" not in name]
-    return {library: frozenset(name for each, name in names if each == library) for library, _ in names}
-
-
-@cache
 def _known() -> dict[str, dict[str, str]]:
     if sys.version_info >= (3, 11):
         import tomllib

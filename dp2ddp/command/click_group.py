@@ -8,13 +8,13 @@ import click
 
 from dp2ddp import __version__
 from dp2ddp.command import progress, terminal
-from dp2ddp.errors import BadInput, EditError, blame, of_system
+from dp2ddp.errors import BadInput, EditError, of_system
 
 #: Exit codes. 0: done, or nothing to do. `FOUND`: notes open under --strict, something to convert, or a difference.
 FOUND = 1
 #: Bad input, or a script that can't be converted: nothing was written.
 BAD_INPUT = 2
-#: A mistake in dp2ddp: nothing was written.
+#: A mistake in dp2ddp.
 INTERNAL = 3
 #: As shells have it for what Ctrl-C ended.
 INTERRUPTED = 130
@@ -51,12 +51,8 @@ def _asking_for_a_report(error: Exception) -> Iterator[str]:
     """What to say of a mistake of our own."""
     import platform
 
-    place = blame(error)
-    rule, file = place.get("rule", ""), place.get("file", "")
-    where = f" ({', '.join(filter(None, [file, rule]))})" if rule or file else ""
     what = str(error) if isinstance(error, EditError) else f"{type(error).__name__}: {error}".rstrip(": ")
-    yield f"dp2ddp: internal error{where}: {what}"
-    yield f"  {'The converted files were written before.' if 'written' in place else 'Nothing was written.'}"
+    yield f"dp2ddp: internal error: {what}"
     yield (
         f"  This is a mistake in dp2ddp, not in your script. Please report it, with the script and: "
         f"dp2ddp {__version__}, Python {platform.python_version()}, {platform.system()}"

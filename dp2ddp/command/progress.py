@@ -1,4 +1,4 @@
-"""What is being done, and how far it is: a line on a terminal for anything that takes long."""
+"""What is being done: a line on a terminal for what takes long."""
 
 from __future__ import annotations
 
@@ -22,17 +22,10 @@ class _Work:
 
     Attributes:
         what: in words.
-        total: of how many steps, None where that isn't known.
-        done: how many are done.
     """
 
     what: str
-    total: int | None = None
-    done: int = 0
     line: Status | None = None
-
-    def said(self) -> str:
-        return self.what if self.total is None else f"{self.what} ({self.done} of {self.total})"
 
     def show(self) -> None:
         from rich.console import Console
@@ -40,7 +33,7 @@ class _Work:
 
         with _lock:
             if _current is self:
-                self.line = Status(self.said(), console=Console(stderr=True))
+                self.line = Status(self.what, console=Console(stderr=True))
                 self.line.start()
 
 
@@ -71,20 +64,13 @@ def shown(what: str, *, wanted: bool) -> Iterator[None]:
         end()
 
 
-def doing(what: str, total: int | None = None) -> None:
-    """From now on, `what` is being done, in so many steps."""
-    if _current is not None:
-        _current.what, _current.total, _current.done = what, total, 0
-        advance(0)
-
-
-def advance(steps: int) -> None:
-    """So many steps are done."""
+def doing(what: str) -> None:
+    """From now on, `what` is being done."""
     with _lock:
         if _current is not None:
-            _current.done += steps
+            _current.what = what
             if _current.line is not None:
-                _current.line.update(_current.said())
+                _current.line.update(what)
 
 
 def end() -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from dp2ddp.command import progress
 from dp2ddp.convert import job as jobs
 from dp2ddp.convert import page, pipeline, reporting, writing
 from dp2ddp.convert.findings import Found, in_order, refusal
 from dp2ddp.convert.job import NOTES_OPEN, REFUSED, Request, folders
-from dp2ddp.errors import BadInput, blamed
+from dp2ddp.errors import BadInput
 from dp2ddp.rules import Options
 
 __all__ = ["NOTES_OPEN", "Request", "check", "run"]
@@ -33,12 +32,10 @@ def run(request: Request) -> int:
         job = jobs.converted(request, given)
     outputs: dict[str, str] = {}
     if not job.outcome.is_refused:
-        progress.doing("writing")
         outputs = writing.write(job)
-    with blamed(**{"written": "yes"} if outputs else {}):
-        report = reporting.of_job(job, outputs)
-        page.write(report)
-        reporting.show(report)
+    report = reporting.of_job(job, outputs)
+    page.write(report)
+    reporting.show(report)
     if job.outcome.is_refused:
         return REFUSED
     is_open = job.outcome.refused or any(each.notes for each in job.outcome.conversions.values())

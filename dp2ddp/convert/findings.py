@@ -13,6 +13,7 @@ from dp2ddp.convert.pipeline import Conversion
 from dp2ddp.errors import BadInput
 from dp2ddp.project import text_files
 from dp2ddp.rewrite.edits import (
+    HOLE,
     Edit,
     InsertAfter,
     InsertBefore,
@@ -37,7 +38,6 @@ _SAID: Mapping[type[Edit], str] = {
 #: Characters of source that fit into a message.
 _BRIEF = 40
 _CALLED = re.compile(r"(?:[\w.]+ = )?[\w.]+\(")
-_HOLE = re.compile(r"__h_(\w+?)__")
 
 
 class Replacement(NamedTuple):
@@ -147,7 +147,7 @@ def _segment(span: Span, lines: Sequence[str]) -> str:
 
 
 def _filled(template: str, holes: Mapping[str, Span], lines: Sequence[str]) -> str:
-    filled = _HOLE.sub(lambda hole: _brief(_segment(holes[hole[1]], lines)) if hole[1] in holes else hole[0], template)
+    filled = HOLE.sub(lambda hole: _brief(_segment(holes[hole[1]], lines)) if hole[1] in holes else hole[0], template)
     return _brief(filled, 2 * _BRIEF)
 
 

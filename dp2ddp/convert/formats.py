@@ -21,9 +21,8 @@ JSON_VERSION = 1
 _SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
 _LEVELS = {"change": "note", "note": "warning", "refused": "error"}
 _WORDS = {"change": "to change", "note": "for a person", "refused": "refused"}
-_SEVERITIES = {"change": "minor", "note": "major", "refused": "critical"}
 #: Where services that show findings in a pull request have the repository; they want names from there.
-_TOPS = ("GITHUB_WORKSPACE", "CI_PROJECT_DIR")
+_TOPS = ("GITHUB_WORKSPACE",)
 
 
 def _in_file(each: Found) -> Found:
@@ -129,22 +128,6 @@ def _from_the_top(file: str) -> str:
     return (file if top is None else os.path.relpath(place, top)).replace(os.sep, "/")
 
 
-def as_gitlab(found: Sequence[Found]) -> str:
-    """A code quality report; see https://docs.gitlab.com/ci/testing/code_quality/."""
-    return json.dumps(list(_issues(list(map(_in_file, found)))), indent=2)
-
-
-def _issues(found: Sequence[Found]) -> Iterator[dict[str, Any]]:
-    for each, mark in zip(found, _marks(found)):
-        yield {
-            "description": _with_what_it_becomes(each),
-            "check_name": each.rule or "dp2ddp",
-            "fingerprint": mark,
-            "severity": _SEVERITIES[each.kind],
-            "location": {"path": _from_the_top(each.file), "lines": {"begin": each.line}},
-        }
-
-
 def _marks(found: Sequence[Found]) -> Iterator[str]:
     """By which a finding is known again, though lines were added above it: what it is, and which of several such."""
     seen: Counter[tuple[str, ...]] = Counter()
@@ -211,7 +194,6 @@ FORMATS: dict[str, Callable[[Sequence[Found]], str]] = {
     "concise": as_concise,
     "json": as_json,
     "github": as_github,
-    "gitlab": as_gitlab,
     "sarif": as_sarif,
     "text": as_full,  # its name before there were two forms for people
 }

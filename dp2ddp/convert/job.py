@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dp2ddp.analysis.catalogue import libraries
-from dp2ddp.command import progress
 from dp2ddp.convert import notebooks, programs
 from dp2ddp.convert.programs import Outcome, Program
 from dp2ddp.errors import BadInput
@@ -140,8 +138,6 @@ class Job:
         tree: the directory; None for scripts.
         outcome: what became of the programs.
         warnings: what else the user should know of files.
-        commands: the names of the commands that start scripts.
-        touched: other scripts of the directory that import files that import the runtime now, and which.
     """
 
     request: Request
@@ -151,8 +147,6 @@ class Job:
     tree: Tree | None = None
     outcome: Outcome = field(default_factory=Outcome)
     warnings: list[BadInput] = field(default_factory=list)
-    commands: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    touched: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def new_bytes(self, path: str) -> bytes:
         """What is written for a file."""
@@ -172,24 +166,14 @@ class Job:
         return Path(self.names.shown(path))
 
     def runtime_folders(self) -> list[str]:
-        """The folders of scripts that need the runtime, if it is to be copied; those that import what changed, too."""
+        """The folders of scripts that need the runtime, if it is to be copied."""
         done = self.outcome.conversions
         needing = [
-            self._import_folder(program)
+            posixpath.dirname(program.entry)
             for program in self.outcome.programs
             if any(done[path].changed or done[path].converted_before for path in program.files)
         ]
-        for script, files in self.touched.items():
-            folder = posixpath.dirname(script)
-            needing += [folder for path in files if not folder or path.startswith(f"{folder}/")][:1]
         return needing if self.request.vendored else []
-
-    def _import_folder(self, program: Program) -> str:
-        """Where Python looks for modules: beside the script, or beside the package of what a command starts."""
-        folder = posixpath.dirname(program.entry)
-        while program.functions and posixpath.join(folder, "__init__.py") in self.sources:
-            folder = posixpath.dirname(folder)
-        return folder
 
 
 def given(request: Request) -> list[TextFile]:
@@ -243,9 +227,8 @@ def _of_scripts(request: Request, scripts: Sequence[TextFile], *, lenient: bool)
     places = {path: source.places for path, source in by_path.items() if isinstance(source, Notebook)}
     shown = DisplayPaths(root, {path: source.name for path, source in by_path.items()}, places)
     job = Job(request, shown, sources, by_path)
-    layout = Layout(sources, libraries(), disk=None if piped else sources)
     with job.names.in_errors():
-        _convert(job, layout, dict.fromkeys(by_path, ()), lenient=lenient)
+        _convert(job, Layout(sources), names, lenient=lenient)
     done = job.outcome.conversions
     for path in done.keys() & by_path:
         done[path] = notebooks.with_places(done[path], by_path[path], as_script=request.as_script)
@@ -253,7 +236,6 @@ def _of_scripts(request: Request, scripts: Sequence[TextFile], *, lenient: bool)
 
 
 def _of_directory(request: Request) -> Job:
-    # With what a script that is named doesn't need: ignore files, commands.
     from dp2ddp.project import entries
     from dp2ddp.project import tree as trees
 
@@ -261,33 +243,29 @@ def _of_directory(request: Request) -> Job:
     names = DisplayPaths(root)
     with names.in_errors():
         tree = trees.scan(root)
-        progress.doing("looking for scripts")
         sources = tree.sources()
-        layout = Layout(sources, libraries())
+        layout = Layout(sources)
         job = Job(request, names, sources, tree=tree, warnings=list(_linked(tree, sources)))
-        chosen = entries.choose(request.entries, tree, sources, layout)
-        job.commands = {path: list(starts.values()) for path, starts in chosen.commands.items()}
+        chosen = entries.choose(request.entries, sources, layout)
         job.warnings += chosen.unread
-        _convert(job, layout, chosen.functions, lenient=not request.entries)
+        _convert(job, layout, chosen.entries, lenient=not request.entries)
         outcome = job.outcome
         if outcome.refused and not outcome.programs:
             raise _all_of(outcome.refused)
         job.warnings += [*_ignored(outcome, sources), *_shared(outcome, names), *notebooks.left_alone(tree)]
-        job.warnings += chosen.hidden(outcome.conversions)
         left_alone = {path for program, _ in outcome.refused for path in (program.entry, *program.files)}
         job.warnings += chosen.left({*outcome.conversions, *left_alone})
-        job.touched = entries.importing(sources, layout, outcome.needing_runtime(), outcome.entries())
     return job
 
 
-def _convert(job: Job, layout: Layout, chosen: Mapping[str, Sequence[str]], *, lenient: bool) -> None:
-    """Converts scripts, each with those of its functions by which it is started."""
+def _convert(job: Job, layout: Layout, chosen: Sequence[str], *, lenient: bool) -> None:
+    """Converts scripts, each with what it imports."""
     followed: list[Program] = []
     refused: list[tuple[Program, BadInput]] = []
-    for path, functions in chosen.items():
+    for path in chosen:
         is_foreign = lenient and path in job.given  # until it is known to have to do with `DataParallel`
         try:
-            program = programs.follow(job.sources, layout, path, functions)
+            program = programs.follow(job.sources, layout, path)
         except BadInput as error:
             if not lenient:
                 raise
@@ -296,8 +274,7 @@ def _convert(job: Job, layout: Layout, chosen: Mapping[str, Sequence[str]], *, l
             continue
         if not is_foreign or program.names_data_parallel:
             followed.append(program)
-    progress.doing("converting scripts", len(followed))
-    job.outcome = programs.convert(followed, job.request.options, lenient=lenient, advance=progress.advance)
+    job.outcome = programs.convert(followed, job.request.options, lenient=lenient)
     job.outcome.refused = sorted([*refused, *job.outcome.refused], key=lambda each: each[0].entry)
     said = set(map(str, job.warnings))
     unread = {str(error): error for program in job.outcome.programs for error in program.unread}
@@ -323,11 +300,11 @@ def _linked(tree: Tree, sources: PythonFiles) -> Iterator[BadInput]:
 
 
 def _ignored(outcome: Outcome, sources: PythonFiles) -> Iterator[BadInput]:
-    """Files of the scripts that `.gitignore` names."""
+    """Files of the scripts that git ignores."""
     importers = {path: program.entry for program in outcome.programs for path in program.files}
     for path, importer in sorted(importers.items()):
         if not sources.is_known(path):
-            yield BadInput(path, what=f"named by .gitignore, but imported by {importer}: converted all the same")
+            yield BadInput(path, what=f"ignored by git, but imported by {importer}: converted all the same")
 
 
 def _shared(outcome: Outcome, names: DisplayPaths) -> Iterator[BadInput]:

@@ -7,20 +7,17 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Union
 
 from dp2ddp.analysis import own_ddp
-from dp2ddp.analysis.catalogue import libraries
 from dp2ddp.convert.plan import Plan, plan
-from dp2ddp.errors import BadInput, EditError, NotRewritable, blamed
+from dp2ddp.errors import BadInput, EditError, NotRewritable
 from dp2ddp.notebook.notebook import LineMap
 from dp2ddp.project.modules import Layout
 from dp2ddp.rewrite.apply import apply
-from dp2ddp.rewrite.edits import AddImport, Edit, InsertBefore, Note, at
+from dp2ddp.rewrite.edits import Edit, InsertBefore, Note, at
 from dp2ddp.rules import Options, all_rules, check_ignored
 from dp2ddp.rules.unsupported import NOTHING
 from dp2ddp.source import syntax
-from dp2ddp.source.depth import too_deep, with_room
 from dp2ddp.source.program import File, ParsedProgram, link
 from dp2ddp.source.spans import Span, moved
 
@@ -32,10 +29,6 @@ _RELEVANT = re.compile(
     "|path|file|dir|glob|shutil|copy|remove|rename|exist|log|print|exit|environ|arg|config|cfg|process|thread|class ",
     re.IGNORECASE,
 )
-
-
-#: Scripts by path; with the functions by which commands start them, where there are such.
-Entries = Union[Sequence[str], Mapping[str, Sequence[str]]]
 
 
 @dataclass(frozen=True)
@@ -76,13 +69,12 @@ def convert_source(text: str, filename: str, options: Options) -> Conversion:
     return convert_files({filename: text}, [filename], options)[filename]
 
 
-@with_room
-def convert_files(files: Mapping[str, str], entries: Entries, options: Options) -> dict[str, Conversion]:
+def convert_files(files: Mapping[str, str], entries: Sequence[str], options: Options) -> dict[str, Conversion]:
     """Converts scripts of one project together with what they import from it.
 
     Args:
         files: the texts of the project's Python files, by their path relative to its root, with `/` between folders.
-        entries: those that are started, if need be each with the functions by which commands start it.
+        entries: those that are started.
 
     Returns:
         What became of each entry and each file that it imports, directly or not; by path.
@@ -91,46 +83,37 @@ def convert_files(files: Mapping[str, str], entries: Entries, options: Options) 
         BadInput, EditError: as for `convert_source`; names the file.
     """
     check_rules(options)
-    with blamed(file=next(iter(entries), "")):
-        source, texts, read = linked(files, entries)
-        done = _convert(source, read, options)
+    source, texts, read = linked(files, entries)
+    try:
+        done = _conversions(source, read, options)
+    except RecursionError:
+        todo = "break its longest expression into several statements"
+        raise BadInput(next(iter(entries)), what="nested too deeply for dp2ddp", todo=todo) from None
     return {name: replace(done.get(name) or Conversion(text), old_text=text) for name, text in texts.items()}
 
 
-def linked(files: Mapping[str, str], entries: Entries) -> tuple[ParsedProgram, dict[str, str], dict[str, str]]:
+def linked(files: Mapping[str, str], entries: Sequence[str]) -> tuple[ParsedProgram, dict[str, str], dict[str, str]]:
     """Scripts of one project and what they import from it, as one program; arguments as `convert_files` takes them.
 
     Returns:
         The program; the texts of all its files; the texts of those that it was parsed from, as they matter.
     """
-    commands = entries if isinstance(entries, Mapping) else {}
-    entries = list(entries)
-    layout = Layout(files, libraries())
+    layout = Layout(files)
     programs = {entry: layout.reachable(entry) for entry in entries}
     reached = dict.fromkeys(name for program in programs.values() for name in program)
     # Where a file is imported by several scripts, its own imports are looked up as the first of them does.
     started_by = {name: entry for entry in reversed(entries) for name in programs[entry]}
     started_by.update((entry, entry) for entry in entries)
 
-    def resolve(importer: str, module: str, level: int, name: str | None) -> str | None:
-        return layout.resolve(importer, started_by[importer], module, level, name)
+    def resolve(importer: str, module: str, level: int) -> str | None:
+        return layout.resolve(importer, started_by[importer], module, level)
 
     texts = {name: files[name] for name in reached}
     # (By a package's own file names come from one that matters.)
     kept = {name for name in texts if name in entries or name.endswith("__init__.py")}
     read = {name: text for name, text in texts.items() if name in kept or _RELEVANT.search(text)}
     others = {name: text for name, text in texts.items() if name not in read}
-    return link(read, entries, resolve, commands=commands, reached=programs, others=others), texts, read
-
-
-def _convert(source: ParsedProgram, texts: Mapping[str, str], options: Options) -> dict[str, Conversion]:
-    try:
-        return _conversions(source, texts, options)
-    except RecursionError:
-        error = too_deep({file.name: file.tree for file in source.files})
-        if error is None:
-            raise
-        raise error from None
+    return link(read, entries, resolve, reached=programs, others=others), texts, read
 
 
 def _conversions(source: ParsedProgram, texts: Mapping[str, str], options: Options) -> dict[str, Conversion]:
@@ -227,12 +210,10 @@ def _convert_file(file: File, original: str, source: ParsedProgram, planned: Pla
             refused=planned.refused,
         )
     comments = [_comment(note, file, source) for note in notes if options.annotate]
-    with blamed(file=file.name):
-        new_text = _rewrite(file.text, file.name, [*edits, *comments])
-    told = [each for each in edits if not isinstance(each, AddImport)]  # imports come with what needs them
+    new_text = _rewrite(file.text, file.name, [*edits, *comments])
     return Conversion(
         new_text,
-        edits=sorted((at(each, as_written) for each in told), key=lambda edit: edit.span.start),
+        edits=sorted((at(each, as_written) for each in edits), key=lambda edit: edit.span.start),
         notes=[at(note, as_written) for note in notes],
         changed=new_text != original,
     )
@@ -249,10 +230,12 @@ def check_rules(options: Options) -> None:
 
 
 def _comment(note: Note, file: File, source: ParsedProgram) -> InsertBefore:
-    """The note as a comment above the statement that it is about."""
+    """The note as a comment above the statement that it is about, or above the one around it that begins a line."""
     statements = (n for n in ast.walk(file.tree) if isinstance(n, ast.stmt))
-    statements = (n for n in statements if not (isinstance(n, ast.If) and source.segment(n).startswith("elif")))
-    around = (moved(source.span(node), -file.before) for node in statements)
+    around = (
+        moved(source.span(node), -file.before) for node in statements if not source.segment(node).startswith("elif")
+    )
+    around = (span for span in around if not file.lines[span.start.line - 1][: span.start.column].strip())
     statement = max((span for span in around if span.contains(note.span)), default=note.span)
     return InsertBefore(note.rule, statement, note.what, [f"# dp2ddp: {note.rule}: {note.what}; {note.todo}"])
 

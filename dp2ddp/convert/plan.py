@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from dp2ddp.analysis.catalogue import Catalogue
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.errors import BadInput, blamed
+from dp2ddp.errors import BadInput
 from dp2ddp.project import wrapcalls
 from dp2ddp.rewrite.edits import Edit, Finding, Note
 from dp2ddp.rules import Decisions, Options, all_rules, check_ignored, rule
@@ -67,8 +67,7 @@ def decide(facts: Facts, options: Options) -> Plan:
     decisions = Decisions(options, {k: v for each in rules for k, v in each.wrap_keywords(facts, options).items()})
     findings: list[Finding] = []
     for each in rules:
-        with blamed(rule=each.id):
-            findings += each.edits(facts, decisions)
+        findings += each.edits(facts, decisions)
     trials = [facts.span(node) for tree in facts.modules for node in tree.body if facts.is_trial(node)]
     findings = [each for each in findings if _is_about(facts, each, trials)]
     findings = [_ignored(finding) if finding.rule in options.ignore else finding for finding in findings]

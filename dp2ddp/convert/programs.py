@@ -1,19 +1,16 @@
 """Converts the scripts of a project, each together with the files that it imports.
 
-Scripts that share files are converted together, since a shared file has one conversion; all others independently, in
-several processes where there is much to do.
+Scripts that share files are converted together, since a shared file has one conversion; all others independently.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
-from dp2ddp import RUNTIME_PACKAGE
 from dp2ddp.convert import pipeline
 from dp2ddp.convert.pipeline import Conversion
 from dp2ddp.errors import BadInput
@@ -23,13 +20,10 @@ from dp2ddp.project.python_files import PythonFiles
 from dp2ddp.rewrite.edits import Note
 from dp2ddp.rules import Options
 from dp2ddp.source import syntax
-from dp2ddp.source.depth import with_room
 
 #: What lies in the top folder of a project.
 _ROOT_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
 _NAMED = re.compile(rf"(?<!Distributed)(?<!Sharded){wrapcalls.CLASS}|{wrapcalls.FUNCTION}|{wrapcalls.STEP}")
-#: Below so many groups of scripts, starting processes costs more than it saves.
-_MANY = 4
 
 
 @dataclass(frozen=True)
@@ -40,14 +34,12 @@ class Program:
         entry: the script.
         files: the text of each file by its path, the script itself first.
         unread: imported files that can't be read as Python and don't matter to the conversion.
-        functions: those of the script's functions that a command starts.
         wraps: whether one of the files can have to do with `DataParallel`.
     """
 
     entry: str
     files: Mapping[str, str]
     unread: Sequence[BadInput] = ()
-    functions: Sequence[str] = ()
     wraps: bool = True
 
     @property
@@ -72,11 +64,6 @@ class Outcome:
     refused: list[tuple[Program, BadInput]] = field(default_factory=list)
     idle: list[Program] = field(default_factory=list)
 
-    def entries(self) -> set[str]:
-        """All scripts that were asked for."""
-        left = [program for program, _ in self.refused]
-        return {program.entry for program in (*self.programs, *self.idle, *left)}
-
     @property
     def is_refused(self) -> bool:
         """Whether something can't be converted in a script that can't be left out: then nothing is to be written."""
@@ -85,10 +72,6 @@ class Outcome:
     def changed(self) -> list[str]:
         """The files that are to be written anew, sorted."""
         return sorted(path for path, conversion in self.conversions.items() if conversion.changed)
-
-    def needing_runtime(self) -> list[str]:
-        """Those of them that import the runtime, sorted."""
-        return [path for path in self.changed() if RUNTIME_PACKAGE in self.conversions[path].new_text]
 
 
 def root_of(scripts: Sequence[Path]) -> Path:
@@ -105,9 +88,8 @@ def root_of(scripts: Sequence[Path]) -> Path:
     return here if here == shared or here in shared.parents else shared
 
 
-@with_room
-def follow(sources: PythonFiles, layout: Layout, entry: str, functions: Sequence[str] = ()) -> Program:
-    """The program that the script `entry` starts, or that commands start by its `functions`.
+def follow(sources: PythonFiles, layout: Layout, entry: str) -> Program:
+    """The program that the script `entry` starts.
 
     Raises:
         BadInput: the script, or a file that it imports and that names `DataParallel`, can't be read as Python.
@@ -125,7 +107,7 @@ def follow(sources: PythonFiles, layout: Layout, entry: str, functions: Sequence
             unread.append(error)
 
     wraps = any(wrapcalls.mentions(text.encode()) for text in files.values())
-    return Program(entry, files, unread, functions, wraps)
+    return Program(entry, files, unread, wraps)
 
 
 def groups(programs: Sequence[Program]) -> list[list[Program]]:
@@ -144,16 +126,12 @@ def convert(
     options: Options,
     *,
     lenient: bool,
-    processes: int | None = None,
-    advance: Callable[[int], None] = lambda count: None,
 ) -> Outcome:
     """Converts programs.
 
     Args:
         lenient: the scripts were guessed, so all of them come to a wrap; leave one that can't be converted as it is,
             and go on with the others.
-        processes: how many to use at most; as many as there are processors by default.
-        advance: told the number of programs that were finished since it was called last.
 
     Raises:
         BadInput: a script can't be converted, and not `lenient`.
@@ -163,25 +141,24 @@ def convert(
     idle = [each for each in programs if named and not each.wraps]
     outcome = Outcome(idle=[] if lenient else idle)
     programs = [program for program in programs if program not in outcome.idle]
-    for part in _parts(groups(programs), partial(convert_group, options=options, lenient=lenient), processes):
+    for group in groups(programs):
+        part = convert_group(group, options, lenient=lenient)
         outcome.programs += part.programs
         outcome.conversions.update(part.conversions)
         outcome.refused += part.refused
-        advance(len(part.programs) + len(part.refused))
     for program in outcome.idle:
         untouched = {path: Conversion(text) for path, text in program.files.items()}
         outcome.conversions = {**untouched, **outcome.conversions}
-    advance(len(outcome.idle))
     return outcome
 
 
 def convert_group(programs: Sequence[Program], options: Options, *, lenient: bool) -> Outcome:
-    """Converts programs that share files. As `convert`, in this process."""
+    """Converts programs that share files. As `convert`."""
     outcome = Outcome(programs=list(programs))
     while outcome.programs:
         files = {path: text for program in outcome.programs for path, text in program.files.items()}
         try:
-            entries = {program.entry: program.functions for program in outcome.programs}
+            entries = [program.entry for program in outcome.programs]
             outcome.conversions = pipeline.convert_files(files, entries, options)
             if not (lenient and _set_aside(outcome)):
                 break
@@ -221,17 +198,3 @@ def why_refused(files: Iterable[str], conversions: Mapping[str, Conversion]) -> 
         alike = ", ".join(dict.fromkeys(each for _, each in others))
         told.append(f"{text} (and in the same way for {alike})" if others else text)
     return BadInput(path, line=first.span.start.line, what=first.what, todo="; and ".join(told), rule=first.rule)
-
-
-def _parts(
-    work: Sequence[Sequence[Program]], do: Callable[[Sequence[Program]], Outcome], processes: int | None
-) -> Iterator[Outcome]:
-    count = min(processes or os.cpu_count() or 1, len(work))
-    if count < 2 or len(work) < _MANY:
-        yield from map(do, work)
-        return
-    # Slow to import, and wanted here alone.
-    from concurrent.futures import ProcessPoolExecutor
-
-    with ProcessPoolExecutor(count) as pool:
-        yield from pool.map(do, work)

@@ -23,7 +23,7 @@ from dp2ddp.project import vendor
 #: What is said of a script that was asked for, and that needs no conversion.
 IDLE = "never wraps a model, and stays as it is"
 #: So much of a kind is listed where all of it isn't asked for: a usual summary fits a screen.
-_FEW, _MOST = 3, 6
+_MOST = 6
 _NOTHING_WRITTEN = style("nothing was written: what can't be converted is named above", bold=True, fg="red")
 
 
@@ -104,14 +104,12 @@ class Report:
 
     def as_data(self) -> dict[str, Any]:
         """What there is to say besides, ready for `json.dumps`."""
-        shown = self.job.names.shown
         return {
             "files": [each.as_data() for each in self.files],
             "entries": [each.name for each in self.started],
             "warnings": [str(each) for each in self.warnings],
             "left_alone": [{"input": name, "why": str(why)} for name, why in self.left_alone],
             "left_out": dict(self.job.tree.reasons if self.job.tree else {}),
-            "imported_by": {shown(path): [*map(shown, files)] for path, files in self.job.touched.items()},
         }
 
 
@@ -174,7 +172,6 @@ def lines_of(report: Report, *, verbose: bool) -> Iterator[str]:
     if job.outcome.is_refused:
         yield _NOTHING_WRITTEN
         return
-    yield from _touched(report, verbose=verbose)
     if report.warnings:
         yield style("please note:", bold=True, fg="yellow")
         yield from listed((f"  {each}" for each in report.warnings), few)
@@ -242,18 +239,6 @@ def _notes(notes: Sequence[Found], few: int | None) -> Iterator[str]:
     for (rule_id, message), found in places.items():
         place = style(", ".join(f"{name}:{', '.join(dict.fromkeys(each))}" for name, each in found.items()), bold=True)
         lines.append("  " + "  ".join(filter(None, [place, rule_id and style(rule_id, fg="cyan"), message])))
-    yield from listed(lines, few)
-
-
-def _touched(report: Report, *, verbose: bool) -> Iterator[str]:
-    touched, shown = report.job.touched, report.job.names.shown
-    if touched:
-        yield style("files that changed are also imported by these, which need dp2ddp_runtime, too:", bold=True)
-    few = None if verbose else _FEW
-    lines = []
-    for path, files in touched.items():
-        more = f" and {len(files) - _FEW} more" if few and len(files) > _FEW else ""
-        lines.append(f"  {shown(path)}: {', '.join(map(shown, files[:few]))}{more}")
     yield from listed(lines, few)
 
 

@@ -82,8 +82,7 @@ def command(script: str, *, packages: int = 0, above: int = 0) -> str:
 
 def how_to_run(report: Report) -> Iterator[Step]:
     """How to run what was converted; each command can be pasted as it is."""
-    commands = {report.job.names.shown(path): starts for path, starts in report.job.commands.items()}
-    scripts = [each for each in report.starting if each.name not in commands]
+    scripts = report.starting
     written = [each for each in scripts if each.output is not None]
     names, option = [each.output or "" for each in written], ""
     if scripts and not written:
@@ -98,8 +97,6 @@ def how_to_run(report: Report) -> Iterator[Step]:
     if names and not report.job.request.vendored:
         where = "convert with --vendor, or pip install ./runtime (of dp2ddp)"
         yield Step("", f"dp2ddp_runtime must be there where {runs}: {where}.")
-    for each in (one for script in report.started for one in commands.get(script.name, ())):
-        yield Step(each, "where the converted project and dp2ddp_runtime can be imported")
 
 
 def _unwritten(report: Report, names: list[str]) -> tuple[list[str], str]:

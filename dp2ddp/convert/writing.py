@@ -134,7 +134,6 @@ def _write_folder(job: Job, target: Path) -> dict[str, str]:
             fresh.parent.mkdir(parents=True, exist_ok=True)
             placing.write({fresh: job.new_bytes(path)}, mode_of=job.sources.root / path)
         vendor.copy_all(staged / folder.relative_to(target) for folder in beside)
-        placing.settle(staged, target, modes_of=None if job.tree is None else job.names.root)
     return {path: str(output) for path, output in outputs.items()}
 
 

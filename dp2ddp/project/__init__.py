@@ -1,1 +1,1 @@
-"""Files: what lies in a project, what imports what, which are started; reading and writing them, all or none."""
+"""Files: what lies in a project, what imports what, which are started; reading and writing them, each whole."""

@@ -1,22 +1,22 @@
-"""Walks a project's folder: its files, and those folders of it that count; what `ignored` names isn't entered."""
+"""Walks a project's folder: its files, and those folders of it that count; what git ignores isn't entered."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import posixpath
 import stat
+import subprocess
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from dp2ddp.errors import BadInput
-from dp2ddp.project import ignored
 from dp2ddp.project.python_files import PythonFiles
 
-_IGNORED = "named by .gitignore"
-_SPECIAL = "neither files nor folders"
+_IGNORED = "ignored by git"
+_HISTORIES = frozenset({".git", ".hg", ".svn"})
+_CACHES = frozenset({"__pycache__", "node_modules", ".ipynb_checkpoints"})
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Tree:
         return Counter(self.left_out.values())
 
     def sources(self) -> PythonFiles:
-        """The Python files. A file that `.gitignore` names is one of them as soon as it is asked for by its path."""
+        """The Python files. A file that git ignores is one of them as soon as it is asked for by its path."""
         return PythonFiles(self.root, (path for path in self.files if path.endswith(".py")), self._is_ignored)
 
     def _is_ignored(self, path: str) -> bool:
@@ -61,45 +61,56 @@ def scan(root: Path) -> Tree:
         BadInput: it, or a folder in it, can't be read.
     """
     tree = Tree(root)
-    rules = ignored.GitIgnore(root)
-    waiting = [""]
-    while waiting:
-        folder = waiting.pop()
-        with _readable(folder):
-            rules.enter(folder)
-            for entry in _entries(root, folder):
-                _enter(tree, rules, posixpath.join(folder, entry.name), entry, waiting)
+    ignored = _ignored(root)
+    for place, folders, files in os.walk(root, onerror=_refuse(root)):
+        above = os.path.relpath(place, root).replace(os.sep, "/")
+        entered = []
+        for name in [*folders, *files]:
+            path = posixpath.normpath(posixpath.join(above, name))
+            mode = os.lstat(root / path).st_mode
+            why = _IGNORED if path in ignored else _reason(root / path, mode)
+            if why is not None:
+                tree.left_out[path] = why
+            elif stat.S_ISDIR(mode):
+                entered.append(name)
+                tree.folders.append(path)
+            else:
+                (tree.links if stat.S_ISLNK(mode) else tree.files).append(path)
+        folders[:] = entered
     for found in (tree.folders, tree.files, tree.links):
         found.sort()
     return tree
 
 
-def _entries(root: Path, folder: str) -> list[os.DirEntry[str]]:
-    with os.scandir(root / folder) as entries:
-        return list(entries)
+def _reason(path: Path, mode: int) -> str | None:
+    """Why something is left out whatever git says, in a few words; None where it isn't."""
+    if not stat.S_ISDIR(mode):
+        return None if stat.S_ISREG(mode) or stat.S_ISLNK(mode) else "neither files nor folders"
+    if path.name in _HISTORIES:
+        return "version control"
+    if path.name in _CACHES or path.name.endswith(".egg-info"):
+        return "caches and builds"
+    if os.path.isfile(path / "pyvenv.cfg") or os.path.isdir(path / "conda-meta"):
+        return "virtual environments"
+    return None
 
 
-@contextlib.contextmanager
-def _readable(folder: str) -> Iterator[None]:
+def _refuse(root: Path) -> Callable[[OSError], None]:
+    def refuse(error: OSError) -> None:
+        folder = os.path.relpath(error.filename, root)
+        raise BadInput(folder, what=f"can't be read ({error.strerror})", todo="make it readable, or let git ignore it")
+
+    return refuse
+
+
+def _ignored(root: Path) -> frozenset[str]:
+    """The files and folders that git ignores; none outside of a repository."""
+    # (A repository's own settings may name a program for git to start.)
+    command = ["git", "-c", "core.fsmonitor=false", "ls-files", "-z", "--others", "--ignored", "--exclude-standard"]
     try:
-        yield
-    except OSError as error:
-        todo = "make it readable, or name it in .gitignore" if folder else ""
-        raise BadInput(folder or ".", what=f"can't be read ({error.strerror})", todo=todo) from None
-
-
-def _enter(tree: Tree, rules: ignored.GitIgnore, path: str, entry: os.DirEntry[str], waiting: list[str]) -> None:
-    is_folder = entry.is_dir(follow_symlinks=False)
-    why = ignored.reason(Path(entry.path)) if is_folder else None
-    if why is None and rules.names(path, is_folder=is_folder):
-        why = _IGNORED
-    mode = entry.stat(follow_symlinks=False).st_mode
-    if why is None and not (is_folder or entry.is_symlink() or stat.S_ISREG(mode)):
-        why = _SPECIAL
-    if why is not None:
-        tree.left_out[path] = why
-    elif is_folder:
-        tree.folders.append(path)
-        waiting.append(path)
-    else:
-        (tree.links if entry.is_symlink() else tree.files).append(path)
+        done = subprocess.run(
+            [*command, "--directory"], cwd=root, check=True, stdin=subprocess.DEVNULL, capture_output=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return frozenset()
+    return frozenset(path.rstrip("/") for path in os.fsdecode(done.stdout).split("\0"))

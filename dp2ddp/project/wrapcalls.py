@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Collection, Iterable, Iterator
 
 from dp2ddp.source.nodes import attribute_got, closure, last_name
 
@@ -16,9 +15,12 @@ CLASS = "DataParallel"
 FUNCTION = "data_parallel"
 #: What writes DataParallel's forward out calls it.
 STEP = "parallel_apply"
-_MARKS = (CLASS.encode(), FUNCTION.encode(), STEP.encode())
 #: Names by which a file may have to do with DataParallel.
 CALLED = (CLASS, FUNCTION, STEP)
+_MARKS = tuple(map(str.encode, CALLED))
+_MODULES = frozenset({"nn", "parallel", FUNCTION, STEP})
+_ANOTHER = re.compile(rf"{CLASS}(?!Config|Kwargs)\w*|(?!Distributed|Sharded|FullySharded)\w*(?<!Distributed){CLASS}")
+_SAID = re.compile(rf"(?:^|\.){CLASS}$")
 
 
 def mentions(data: bytes) -> bool:
@@ -28,48 +30,31 @@ def mentions(data: bytes) -> bool:
 
 def subclasses(trees: Iterable[ast.Module]) -> frozenset[str]:
     """The names of the files' own classes that derive from `DataParallel`, be it by way of another one."""
-    classes = [node for tree in trees for node in _nodes(tree) if isinstance(node, ast.ClassDef)]
     derived: dict[str, list[str]] = {}
-    for node in classes:
+    for node in (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
         for base in node.bases:
             derived.setdefault(last_name(base), []).append(node.name)
     return frozenset(closure(derived.get(CLASS, ()), lambda name: derived.get(name, ())))
 
 
-def find(tree: ast.Module, classes: Collection[str] = ()) -> list[ast.Call]:
-    """The calls of `DataParallel`, `data_parallel` and `parallel_apply`, and of the subclasses named `classes`."""
+def places(tree: ast.AST, classes: Collection[str] = ()) -> list[int]:
+    """The lines where something is wrapped, or will be by whom `DataParallel` itself is handed to.
+
+    Args:
+        classes: the names of the project's own classes that derive from it.
+    """
     nodes = list(ast.walk(tree))
-    return _calls(nodes, {CLASS, *classes, *_imported_as(nodes)}, classes)
-
-
-def _calls(nodes: Sequence[ast.AST], names: Collection[str], classes: Collection[str]) -> list[ast.Call]:
-    modules = {*_MODULES, *_modules_as(nodes)}
-    calls = (node for node in nodes if isinstance(node, ast.Call))
-    return sorted((call for call in calls if _wraps(call.func, names, classes, modules)), key=lambda call: call.lineno)
-
-
-def places(tree: ast.Module, classes: Collection[str] = ()) -> list[int]:
-    """The lines where something is wrapped, or will be by whom `DataParallel` itself is handed to."""
-    nodes = _nodes(tree)
     names = {CLASS, *classes, *_imported_as(nodes)}
-    calls = _calls(nodes, names, classes)
-    apart: set[ast.AST] = {call.func for call in calls}
+    modules = {*_MODULES, *_modules_as(nodes)}
     read = (n for n in nodes if isinstance(n, (ast.Name, ast.Attribute)) and isinstance(n.ctx, ast.Load))
-    values = [n for n in read if last_name(n) in names and n not in apart]
-    if values:
-        apart = {part for node in nodes for about in _type_questions(node) for part in ast.walk(about)}
-    return sorted(node.lineno for node in (*calls, *(n for n in values if n not in apart)))
-
-
-def lines_of(trees: Mapping[str, ast.Module]) -> dict[str, list[int]]:
-    """`places` of several files, with the classes that derive in one of them."""
-    classes = subclasses(trees.values())
-    return {path: places(tree, classes) for path, tree in trees.items()}
-
-
-@lru_cache(maxsize=4096)
-def _nodes(tree: ast.Module) -> list[ast.AST]:
-    return list(ast.walk(tree))
+    found: list[ast.expr] = [n for n in read if last_name(n) in names]
+    for func in (node.func for node in nodes if isinstance(node, ast.Call)):
+        # Methods of the name `data_parallel` are something else.
+        is_torchs = isinstance(func, ast.Attribute) and func.attr in CALLED and last_name(func.value) in modules
+        if is_torchs or (attribute_got(func) or (func, ""))[1] in CALLED:
+            found.append(func)
+    about = {part for node in nodes for each in _type_questions(node) for part in ast.walk(each)} if found else set()
+    return sorted({node.lineno for node in found if node not in about})
 
 
 def _type_questions(node: ast.AST) -> list[ast.AST]:
@@ -91,23 +76,19 @@ def _type_questions(node: ast.AST) -> list[ast.AST]:
 
 def unfollowed(tree: ast.Module) -> list[ast.expr]:
     """Where a file names `DataParallel` in a way that can't be followed: of what nobody knows, or by computed names."""
-    nodes = _nodes(tree)
+    nodes = list(ast.walk(tree))
     imports = (node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom)))
     known = {(alias.asname or alias.name).split(".")[0] for node in imports for alias in node.names}
     known |= {"torch", "nn"} if "*" in known else set()  # mostly it is a star import that brings them
     is_said = any(isinstance(n, ast.Constant) and isinstance(n.value, str) and _SAID.search(n.value) for n in nodes)
-    found = (
-        n for n in nodes if isinstance(n, ast.expr) and (_is_of_unknown(n, known) or (is_said and _is_computed(n)))
-    )
+    expressions = (node for node in nodes if isinstance(node, ast.expr))
+    found = (n for n in expressions if _is_of_unknown(n, known) or (is_said and _is_computed(n)))
     return sorted(found, key=lambda node: (node.lineno, node.col_offset))
 
 
 def _is_of_unknown(node: ast.expr, known: Collection[str]) -> bool:
     """Whether `DataParallel` is asked of what no import binds."""
-    if isinstance(node, ast.Attribute):
-        value, name = node.value, node.attr
-    else:
-        value, name = attribute_got(node) or (node, "")
+    value, name = (node.value, node.attr) if isinstance(node, ast.Attribute) else attribute_got(node) or (node, "")
     if name != CLASS:
         return False
     while isinstance(value, ast.Attribute):
@@ -122,19 +103,7 @@ def _is_computed(node: ast.expr) -> bool:
     return last_name(node.args[0]) in _MODULES and not isinstance(node.args[1], ast.Constant)
 
 
-def _wraps(func: ast.expr, names: Collection[str], classes: Collection[str], modules: Collection[str]) -> bool:
-    if isinstance(func, ast.Name):
-        return func.id in names
-    got = attribute_got(func)
-    if got is not None:
-        return got[1] in CALLED
-    if not isinstance(func, ast.Attribute):
-        return False
-    # Methods of the name `data_parallel` are something else.
-    return func.attr == CLASS or func.attr in classes or (func.attr in CALLED and last_name(func.value) in modules)
-
-
-def _imported_as(nodes: Sequence[ast.AST]) -> Iterator[str]:
+def _imported_as(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """What a file calls torch's own by, and others' classes of that name, such as `DataParallelWithCallback`."""
     for node in nodes:
         if isinstance(node, ast.ImportFrom):
@@ -143,14 +112,9 @@ def _imported_as(nodes: Sequence[ast.AST]) -> Iterator[str]:
             yield from (alias.asname or alias.name for alias in known)
 
 
-def _modules_as(nodes: Sequence[ast.AST]) -> Iterator[str]:
+def _modules_as(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """What a file calls torch's modules that have `data_parallel`: `P` of `import torch.nn.parallel as P`."""
     for node in nodes:
         for alias in node.names if isinstance(node, (ast.Import, ast.ImportFrom)) else ():
             if alias.asname is not None and alias.name.split(".")[-1] in _MODULES:
                 yield alias.asname
-
-
-_MODULES = frozenset({"nn", "parallel", FUNCTION, STEP})
-_ANOTHER = re.compile(rf"{CLASS}(?!Config|Kwargs)\w*|(?!Distributed|Sharded|FullySharded)\w*(?<!Distributed){CLASS}")
-_SAID = re.compile(rf"(?:^|\.){CLASS}$")

@@ -1,1 +1,1 @@
-"""Edits into text: all edits of a file in one pass of libcst, where what isn't edited stays byte for byte."""
+"""Edits into text: expressions by libcst, statements by lines; what isn't edited stays byte for byte."""

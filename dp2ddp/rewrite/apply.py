@@ -1,44 +1,41 @@
-"""Carries out all edits of a file in one pass of one libcst transformer.
+"""Carries out all edits of a file: expressions by libcst, statements by lines, and puts the pieces into the text.
 
-The nodes to edit are found by position; then everything is by node: no other metadata, no pass per rule. What no edit
-touches comes out byte for byte, because libcst's tree holds every byte of the source.
+What no edit touches is never taken apart, so it comes out byte for byte.
 """
 
 from __future__ import annotations
 
 import ast
-import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Union
-
-import libcst as cst
-from libcst.metadata import MetadataWrapper, PositionProvider
+import sys
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from dp2ddp.errors import EditError, NotRewritable
-from dp2ddp.rewrite import templates
-from dp2ddp.rewrite.aligned import Place, aligned
+from dp2ddp.rewrite import expressions
 from dp2ddp.rewrite.edits import (
-    AddImport,
+    HOLE,
+    RUNTIME_USE,
     Done,
     Edit,
     InsertAfter,
     InsertBefore,
     RemoveStatement,
+    ReplaceExpr,
     ReplaceStatement,
     WithHoles,
-    WithLines,
+    at,
 )
 from dp2ddp.rewrite.imports import import_edits, runtime_name
-from dp2ddp.rewrite.locate import Located, Positions, locate, show
-from dp2ddp.rewrite.statements import comments_inside, fold, insert_above, replace, split_line
-from dp2ddp.rewrite.templates import Holes, leading, marker, with_leading
-from dp2ddp.rewrite.untouched import lines_of, shortened
+from dp2ddp.source.spans import Position, Span, in_characters
 
-_Block = Union[cst.IndentedBlock, cst.Module]
-_WITH_BODY = (cst.If, cst.For, cst.While, cst.Try, cst.TryStar, cst.Else)
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n|\Z)")
 _NEWLINE = re.compile(r"\r\n|\r|\n")
-_PASS = cst.SimpleStatementLine(body=[cst.Pass()])
+#: What may stand behind a statement that has its line for itself.
+_REST = re.compile(r"[ \t\f;]*(?:#|[\r\n]|\Z)")
+#: Comes before what is added below the line, where the text ends with it.
+_ON_THE_LINE = -sys.maxsize
+_BLOCKS = ("body", "orelse", "finalbody")
 
 
 def apply(text: str, edits: Sequence[Edit]) -> str:
@@ -51,213 +48,190 @@ def apply(text: str, edits: Sequence[Edit]) -> str:
         edits: in any order; those on the same node compose in the order given.
 
     Raises:
-        NotRewritable: libcst can't read the source, or not keep it, though Python can read it.
+        NotRewritable: libcst can't read an expression that is to be edited, though Python can.
         EditError: an edit's span or hole is no node, or its template is no Python: a rule's mistake.
     """
-    edits = [edit for edit in edits if not isinstance(edit, Done)]
-    if not edits:
-        return text
-    head, body, tail, tree = _split(text)
-    runtime = runtime_name(tree)
-    lines = lines_of(body)
-    edits = [*import_edits(tree, lines, edits, runtime), *(each for each in edits if not isinstance(each, AddImport))]
-    short = shortened(body, lines, tree, edits)
-    module, positions, places = _parse(short.text)
-    located = locate(positions, edits)
-    rewriter = _Rewriter(located, runtime)
-    changed = module.visit(rewriter)
-    for node, asked in located.statements.items():
-        if asked and node not in rewriter.whole:
-            raise EditError(f"{asked[0].rule}: the statement at {show(asked[0].span)} is an `elif`; edit its `if`")
-    return head + short.whole(aligned(changed, places)[0]) + tail
+    mark = "\ufeff" * text.startswith("\ufeff")
+    return mark + _File(text[len(mark) :]).edited(edits) if edits else text
 
 
-def _parse(body: str) -> tuple[cst.Module, Positions, Mapping[int, Place]]:
-    try:
-        module = cst.parse_module(body)
-    except cst.ParserSyntaxError as error:
-        raise NotRewritable(f"syntax that libcst does not know: {error.message}", error.raw_line) from error
-    code, places = aligned(module)
-    if code != body:
-        pairs = enumerate(zip(body, code))
-        same = next((index for index, (kept, given) in pairs if kept != given), min(len(body), len(code)))
-        line = len(_NEWLINE.findall(body[:same])) + 1
-        raise NotRewritable("white space that libcst does not keep, such as a form feed before a statement", line)
-    return module, MetadataWrapper(module, unsafe_skip_copy=True).resolve(PositionProvider), places
+class _Piece(NamedTuple):
+    """Text in the place of what lies between two offsets; at one place, lower ranks come first."""
+
+    start: int
+    end: int
+    text: str
+    rank: int = 0
 
 
-def _split(text: str) -> tuple[str, str, str, ast.Module]:
-    """What comes before the code (byte order mark, form feeds), the code, and what comes after its last statement; and
-    the code's syntax tree.
+class _Place(NamedTuple):
+    """A statement, the block that it is in, and its number there."""
 
-    libcst would lose some of the white space outside.
-    """
-    head = text[: len(text) - len(text.lstrip("\ufeff\f"))]
-    tree = ast.parse(text[len(head) :])
-    last = (tree.body[-1].end_lineno or 0) if tree.body else 0
-    ends = (match.start() for number, match in enumerate(_NEWLINE.finditer(text), start=1) if number == last)
-    end = next(ends, len(text))
-    return head, text[len(head) : end], text[end:], tree
+    statement: ast.stmt
+    block: Sequence[ast.stmt]
+    number: int
 
 
-class _Rewriter(cst.CSTTransformer):
-    """Expressions are edited where they are left; statements where the block around them is left."""
+class _File:
+    """A source, and where its statements are."""
 
-    def __init__(self, located: Located, runtime: str) -> None:
-        super().__init__()
-        self.located = located
-        self.runtime = runtime
-        self.above: list[cst.CSTNode] = []
-        self.pieces: dict[int, cst.BaseExpression] = {}
-        self.whole: dict[int, cst.BaseStatement] = {}
-        # Blocks that are left empty, and whether their `if` may go as well; what goes is in `dropped`.
-        self.emptied: dict[int, bool] = {}
-        self.dropped: set[int] = set()
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tree = ast.parse(text)
+        self._lines: list[str] = _LINE.findall(text)
+        self._starts = [0]
+        for line in self._lines:
+            self._starts.append(self._starts[-1] + len(line))
+        newline = _NEWLINE.search(text)
+        self._newline = newline[0] if newline else "\n"
+        self._runtime = runtime_name(self._tree)
+        self._places: dict[Position, _Place] = {}
+        for node in ast.walk(self._tree):
+            for block in (getattr(node, name, None) for name in _BLOCKS):
+                if isinstance(block, list):
+                    for number, statement in enumerate(block):
+                        start = self._position(statement.lineno, statement.col_offset)
+                        self._places[start] = _Place(statement, block, number)
 
-    def on_visit(self, node: cst.CSTNode) -> bool:
-        self.above.append(node)
-        return True
-
-    def on_leave(self, original_node: cst.CSTNode, updated_node: cst.CSTNode) -> cst.CSTNode:  # type: ignore[override]
-        self.above.pop()
-        if id(original_node) in self.located.expressions:
-            assert isinstance(original_node, cst.BaseExpression)
-            assert isinstance(updated_node, cst.BaseExpression)
-            return self._expression(original_node, updated_node)
-        if isinstance(original_node, cst.ParenthesizedWhitespace):
-            return original_node  # the very same, by which its place is known
-        if isinstance(original_node, cst.FormattedString) and isinstance(updated_node, cst.FormattedString):
-            return _keep_labels(original_node, updated_node)
-        if isinstance(original_node, (cst.Module, cst.IndentedBlock)):
-            return self._block(original_node, updated_node)  # type: ignore[arg-type]
-        if isinstance(original_node, cst.SimpleStatementSuite):
-            return self._suite(original_node, updated_node)  # type: ignore[arg-type]
-        if isinstance(original_node, _WITH_BODY):
-            return self._branch(original_node, updated_node)
-        return updated_node
-
-    def _expression(self, original: cst.BaseExpression, updated: cst.BaseExpression) -> cst.BaseExpression:
-        """`updated` with the edits on it applied in order; kept aside where a hole asks for it."""
-        edits = self.located.expressions[id(original)]
-        around, node = templates.split_parentheses(updated, id(original) in self.located.with_parentheses)
-        for edit in edits:
-            self.pieces[id(original)] = node
-            node = templates.expression(edit.template, self._holes(edit), self.runtime)
-        node = templates.put(node, self.above[-1], around) if edits else updated
-        self.pieces[id(original)] = node
-        return node
-
-    def _holes(self, edit: WithHoles) -> Holes:
-        expressions, statements = {}, {}
-        for name in edit.holes:
-            node = id(self.located.hole(edit, name))
-            if node in self.pieces:
-                expressions[name] = self.pieces[node]
-            elif node in self.whole:
-                statements[name] = self.whole[node]
-            else:
-                raise EditError(f"{edit.rule}: the hole {name!r} stands after the place where it is used")
-        return Holes(expressions, statements)
-
-    def _lines(self, edit: WithLines) -> list[cst.BaseStatement]:
-        return templates.statements(edit.lines, self._holes(edit), self.runtime)
-
-    def _block(self, original: _Block, updated: _Block) -> _Block:
-        """A block, or the module, with the edits on its statements."""
-        statements: list[cst.BaseStatement] = []
-        may_drop = False
-        for before, after in zip(original.body, updated.body):
-            statements += self._statement(before, after)
-            may_drop |= self._may_drop(before)
-        if len(statements) == len(updated.body) and all(map(operator.is_, statements, updated.body)):
-            return updated
-        folded = fold(statements)
-        if folded.body or isinstance(original, cst.Module):
-            return updated.with_changes(body=folded.body, footer=[*folded.comments, *updated.footer])
-        self.emptied[id(original)] = may_drop
-        return updated.with_changes(body=[with_leading(_PASS, folded.comments)])
-
-    def _suite(self, original: cst.SimpleStatementSuite, updated: cst.SimpleStatementSuite) -> cst.BaseSuite:
-        """The rest of ``if a: b; c``: a block of its own, where there are edits on its statements."""
-        if not any(id(small) in self.located.statements for small in original.body):
-            return updated
-        line = cst.SimpleStatementLine(original.body, trailing_whitespace=updated.trailing_whitespace)
-        folded = fold(self._statement(line, line.with_changes(body=updated.body)))
-        if not folded.body:
-            self.emptied[id(original)] = any(self._may_drop_small(small) for small in original.body)
-            return updated.with_changes(body=[cst.Pass()])
-        return cst.IndentedBlock(body=folded.body, footer=folded.comments)
-
-    def _branch(self, original: cst.CSTNode, updated: cst.CSTNode) -> cst.CSTNode:
-        """A compound statement, or an ``else``, whose block may have been left empty."""
-        may_drop = self.emptied.get(id(original.body), False)  # type: ignore[attr-defined]
-        orelse = getattr(original, "orelse", None)
-        if orelse is not None and id(orelse) in self.dropped:
-            updated, orelse = updated.with_changes(orelse=None), None
-        if may_drop and orelse is None and isinstance(original, (cst.If, cst.Else)):
-            self.dropped.add(id(original))
-        return updated
-
-    def _may_drop(self, statement: cst.BaseStatement) -> bool:
-        """Whether `statement`, which is gone, lets the `if` around it go, too."""
-        if isinstance(statement, cst.SimpleStatementLine):
-            return any(self._may_drop_small(small) for small in statement.body)
-        return id(statement) in self.dropped or self._may_drop_small(statement)
-
-    def _may_drop_small(self, statement: cst.CSTNode) -> bool:
-        edits = self.located.statements.get(id(statement), ())
-        return any(isinstance(edit, RemoveStatement) and edit.drop_empty_if for edit in edits)
-
-    def _statement(self, original: cst.BaseStatement, updated: cst.BaseStatement) -> list[cst.BaseStatement]:
-        """What stands in the place of one statement, or line of statements; a marker where it is removed."""
-        if isinstance(original, cst.SimpleStatementLine):
-            assert isinstance(updated, cst.SimpleStatementLine)
-            pieces = split_line(original, updated, self.located.statements)
-            return [new for piece in pieces for new in self._compose(piece.originals, piece.line)]
-        if id(original) in self.dropped:
-            updated = marker([*leading(updated), *comments_inside(updated)])
-        return self._compose([original], updated)
-
-    def _compose(self, originals: Sequence[cst.CSTNode], updated: cst.BaseStatement) -> list[cst.BaseStatement]:
-        """`updated` with the edits on `originals`, the statements on its line, applied in order."""
-        located = [id(original) for original in originals if id(original) in self.located.statements]
-        if not located:
-            return [updated]
-        self.whole.update((node, updated) for node in located)
-        before: list[cst.BaseStatement] = []
-        core = [updated]
-        after: list[cst.BaseStatement] = []
-        for edit in (edit for node in located for edit in self.located.statements[node]):
-            if isinstance(edit, InsertBefore):
-                before += self._lines(edit)
-            elif isinstance(edit, InsertAfter):
-                after += self._lines(edit)
+    def edited(self, edits: Sequence[Edit]) -> str:
+        """The text with all edits in it."""
+        gone = [each.span for each in edits if isinstance(each, (RemoveStatement, ReplaceStatement))]
+        kept = [e for e in edits if not any(g.start < e.span.start < g.end or _is_within(e, g) for g in gone)]
+        pieces = [*self._expressions([each for each in kept if isinstance(each, ReplaceExpr)])]
+        pieces += self._removed([each for each in kept if isinstance(each, RemoveStatement)])
+        for edit in [*import_edits(self._tree, self._lines, edits, self._runtime), *kept]:
+            if isinstance(edit, InsertAfter):
+                pieces.append(self._after(edit))
+            elif isinstance(edit, InsertBefore):
+                pieces.append(self._before(edit))
             elif isinstance(edit, ReplaceStatement):
-                core = replace(core, self._lines(edit))
-            else:
-                core = [marker(leading(core[0]))]
-        return [*insert_above(before, core), *after]
+                start, end = self._range(edit.span)
+                pieces.append(_Piece(start, end, self._joined(edit, self._indent(edit.span))))
+            elif not isinstance(edit, (ReplaceExpr, RemoveStatement, Done)):
+                raise EditError(f"{edit.rule}: unknown edit {type(edit).__name__}")
+        return self._with(pieces)
+
+    def _with(self, pieces: Sequence[_Piece]) -> str:
+        found: list[str] = []
+        at = 0
+        for piece in sorted(pieces, key=lambda each: (each.start, each.end, each.rank)):  # (else in the order given)
+            if piece.start < at:
+                raise EditError(f"two edits of one piece of source, at offset {piece.start}")
+            found += [self._text[at : piece.start], piece.text]
+            at = piece.end
+        return "".join([*found, self._text[at:]])
+
+    # ---- expressions -----------------------------------------------------------------------------------------------
+
+    def _expressions(self, edits: Sequence[ReplaceExpr]) -> Iterator[_Piece]:
+        spans = {edit.span for edit in edits}
+        for outer in (span for span in spans if not any(o != span and o.contains(span) for o in spans)):
+            start, end = self._range(outer)
+            own = [_moved(edit, outer.start) for edit in edits if outer.contains(edit.span)]
+            try:
+                yield _Piece(start, end, expressions.rewritten(self._text[start:end], own, self._runtime))
+            except NotRewritable as error:
+                raise NotRewritable(error.what, (error.line or 1) + outer.start.line - 1) from error
+
+    # ---- statements ------------------------------------------------------------------------------------------------
+
+    def _after(self, edit: InsertAfter) -> _Piece:
+        place = self._place(edit)
+        end = self._offset(self._end(place.statement))
+        if not self._is_alone(place.statement):
+            return _Piece(end, end, "".join(f"; {line}" for line in self._filled(edit) if line), _ON_THE_LINE)
+        below = self._starts[place.statement.end_lineno or 0]
+        text = self._joined(edit, self._indent(edit.span), every=True)
+        ends_line = self._text[end:below].endswith(("\r", "\n"))
+        text = f"{text}{self._newline}" if ends_line else f"{self._newline}{text}"
+        # Several statements may end here: what stands deepest goes on first.
+        return _Piece(below, below, text, -edit.span.start.column - 1)
+
+    def _before(self, edit: InsertBefore) -> _Piece:
+        statement = self._place(edit).statement
+        if not self._begins_line(statement):
+            start = self._offset(edit.span.start)
+            return _Piece(start, start, "".join(f"{line}; " for line in self._filled(edit) if line))
+        start = self._starts[self._start(statement).line - 1]
+        return _Piece(start, start, self._joined(edit, self._indent(edit.span), every=True) + self._newline)
+
+    def _removed(self, edits: Sequence[RemoveStatement]) -> Iterator[_Piece]:
+        gone = {id(self._place(edit).statement) for edit in edits}
+        for edit in dict.fromkeys(edits):
+            statement, block, number = self._place(edit)
+            start, end = self._offset(self._start(statement)), self._offset(self._end(statement))
+            if number == 0 and block is not self._tree.body and all(id(each) in gone for each in block):
+                yield _Piece(start, end, "pass")
+            elif self._is_alone(statement):
+                yield _Piece(self._starts[self._start(statement).line - 1], self._starts[statement.end_lineno or 0], "")
+            elif number + 1 < len(block) and block[number + 1].lineno == statement.end_lineno:
+                yield _Piece(start, self._offset(self._start(block[number + 1])), "")
+            else:  # the last on its line
+                before = block[number - 1]
+                yield _Piece(start if id(before) in gone else self._offset(self._end(before)), end, "")
+
+    def _place(self, edit: Edit) -> _Place:
+        found = self._places.get(edit.span.start)
+        if found is None:
+            raise EditError(f"{edit.rule}: no statement at line {edit.span.start.line}")
+        if self._text.startswith("elif", self._offset(edit.span.start)) and isinstance(found.statement, ast.If):
+            raise EditError(f"{edit.rule}: the statement at line {edit.span.start.line} is an `elif`; edit its `if`")
+        return found
+
+    def _filled(self, edit: WithHoles) -> list[str]:
+        """The lines of an edit, with the pieces of the source that its holes stand for."""
+        lines = [RUNTIME_USE.sub(self._runtime, line) for line in edit.source.split("\n")]
+        return [HOLE.sub(lambda hole: self._text[slice(*self._range(edit.holes[hole[1]]))], line) for line in lines]
+
+    def _joined(self, edit: WithHoles, indent: str, *, every: bool = False) -> str:
+        """The lines of an edit at an indentation; the first as well, or only `every` other one."""
+        lines = self._filled(edit)
+        joined = f"{self._newline}{indent}".join(lines)
+        text = f"{indent}{joined}" if every else joined
+        return re.sub(r"(?m)^[ \t]+$", "", text)
+
+    def _indent(self, span: Span) -> str:
+        return self._lines[span.start.line - 1][: span.start.column]
+
+    def _begins_line(self, statement: ast.stmt) -> bool:
+        return not self._lines[statement.lineno - 1][: self._start(statement).column].strip()
+
+    def _is_alone(self, statement: ast.stmt) -> bool:
+        """Whether a statement has its lines for itself, but for a comment."""
+        end = self._end(statement)
+        return self._begins_line(statement) and _REST.match(self._lines[end.line - 1], end.column) is not None
+
+    # ---- places ----------------------------------------------------------------------------------------------------
+
+    def _start(self, statement: ast.stmt) -> Position:
+        lines = [statement.lineno, *(each.lineno for each in getattr(statement, "decorator_list", ()))]
+        return self._position(min(lines), statement.col_offset)
+
+    def _end(self, statement: ast.stmt) -> Position:
+        assert statement.end_lineno is not None
+        assert statement.end_col_offset is not None
+        return self._position(statement.end_lineno, statement.end_col_offset)
+
+    def _position(self, line: int, column: int) -> Position:
+        return Position(line, in_characters(self._lines[line - 1], column))
+
+    def _offset(self, place: Position) -> int:
+        return self._starts[place.line - 1] + place.column
+
+    def _range(self, span: Span) -> tuple[int, int]:
+        return self._offset(span.start), self._offset(span.end)
 
 
-def _keep_labels(original: cst.FormattedString, updated: cst.FormattedString) -> cst.FormattedString:
-    """`updated` with the text that `{x=}` showed where its expression has been edited."""
-    parts = [part for pair in zip(original.parts, updated.parts) for part in _labelled(*pair)]
-    return updated if len(parts) == len(updated.parts) else updated.with_changes(parts=parts)
+def _is_within(edit: Edit, gone: Span) -> bool:
+    """Whether an expression is all of a statement that goes."""
+    return isinstance(edit, ReplaceExpr) and gone.contains(edit.span)
 
 
-def _labelled(
-    original: cst.BaseFormattedStringContent, updated: cst.BaseFormattedStringContent
-) -> Iterator[cst.BaseFormattedStringContent]:
-    if (
-        isinstance(original, cst.FormattedStringExpression)
-        and isinstance(updated, cst.FormattedStringExpression)
-        and original.equal is not None
-        and not original.expression.deep_equals(updated.expression)
-    ):
-        shown = original.with_changes(conversion=None, format_spec=None)
-        code = cst.Module(body=()).code_for_node(shown)
-        yield cst.FormattedStringText(code[1:-1].replace("{", "{{").replace("}", "}}"))
-        plain = updated.conversion is None and updated.format_spec is None
-        yield updated.with_changes(equal=None, conversion="r" if plain else updated.conversion)
-    else:
-        yield updated
+def _moved(edit: ReplaceExpr, start: Position) -> ReplaceExpr:
+    """An edit whose spans count from a place, which becomes line 1, column 0."""
+
+    def place(position: Position) -> Position:
+        column = position.column - (start.column if position.line == start.line else 0)
+        return Position(position.line - start.line + 1, column)
+
+    return at(edit, lambda span: Span(*map(place, span)))

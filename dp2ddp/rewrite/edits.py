@@ -1,25 +1,26 @@
 """What a rule asks for: edits of the source, and notes for a person.
 
-Both are plain data. `rewrite.apply` carries the edits out, all in one pass; `report` shows them. A rule never touches
-the syntax tree itself, so rules can't get in each other's way.
+Both are plain data. `rewrite.apply` carries the edits out; `report` shows them. A rule never touches the syntax tree
+itself, so rules can't get in each other's way.
 
 Templates and lines are Python source in which a *hole*, a name of the form ``__h_NAME__``, stands for the original
-expression at ``holes[NAME]``, with every edit inside it already applied. They call the runtime as ``ddp``; the
-rewriter adds the import where it is missing and takes another name where the script already uses ``ddp``.
+expression at ``holes[NAME]``. They call the runtime as ``ddp``; the rewriter adds the import where it is missing and
+takes another name where the script already uses ``ddp``.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar, Union
 
-from dp2ddp import RUNTIME_PACKAGE
 from dp2ddp.source.spans import Span
 
 #: How templates call the runtime.
 RUNTIME = "ddp"
+RUNTIME_USE = re.compile(rf"(?<![\w.]){RUNTIME}(?=\.)")
+HOLE = re.compile(r"__h_(\w+?)__")
 
 
 @dataclass(frozen=True)
@@ -36,87 +37,48 @@ class Edit:
     span: Span
     reason: str
 
-
-class WithHoles(Edit):
-    """A change that writes `source`, with holes for pieces of the script."""
-
-    holes: Mapping[str, Span]
-
     @property
-    @abstractmethod
     def source(self) -> str:
-        """What is written."""
+        """What is written, with holes for pieces of the script; empty where nothing is."""
+        return ""
 
 
 @dataclass(frozen=True)
+class WithHoles(Edit):
+    """A change that writes something: `text`, lines for statements."""
+
+    text: str | Sequence[str]
+    holes: Mapping[str, Span] = field(default_factory=dict)
+
+    @property
+    def source(self) -> str:
+        return self.text if isinstance(self.text, str) else "\n".join(self.text)
+
+
 class ReplaceExpr(WithHoles):
-    """The expression at `span` becomes `template`, an expression with holes.
+    """The expression at `span` becomes `text`, an expression with holes.
 
     A hole lies inside `span`, or is `span` itself: then the edit wraps the expression. Holes keep their formatting and
-    comments byte for byte; parentheses are added where precedence or a line break needs them.
-    """
-
-    template: str
-    holes: Mapping[str, Span] = field(default_factory=dict)
-
-    @property
-    def source(self) -> str:
-        return self.template
-
-
-@dataclass(frozen=True)
-class WithLines(WithHoles):
-    """A change that writes statements."""
-
-    lines: Sequence[str]
-    holes: Mapping[str, Span] = field(default_factory=dict)
-
-    @property
-    def source(self) -> str:
-        return "\n".join(self.lines)
-
-
-class ReplaceStatement(WithLines):
-    """The statement at `span` becomes `lines`; its leading comments and its trailing comment stay.
-
-    A line that is nothing but a hole may stand for a whole statement: give the span of that statement.
+    comments byte for byte, with every edit inside of them applied; parentheses are added where they may be needed.
     """
 
 
-class InsertBefore(WithLines):
-    """`lines` come before the statement at `span`, below its leading blank lines and above its comments.
-
-    A hole may be any expression of the file that lies in an edited statement or in the statement at `span`.
-    """
+class ReplaceStatement(WithHoles):
+    """The simple statement at `span` becomes the lines `text`; comments above and behind it stay."""
 
 
-class InsertAfter(WithLines):
-    """`lines` come after the statement at `span`, at its indentation. ``a = 1; b = 2`` is split where needed."""
+class InsertBefore(WithHoles):
+    """The lines `text` come right above the statement at `span`."""
 
 
-@dataclass(frozen=True)
+class InsertAfter(WithHoles):
+    """The lines `text` come below the statement at `span`, indented as it is; on its line where that is shared."""
+
+
 class RemoveStatement(Edit):
-    """The statement at `span` goes; comments above it stay. A block left empty gets ``pass``.
-
-    With `drop_empty_if` an ``if`` without ``else`` goes as a whole when its block is left empty, and an empty ``else``
-    goes, too.
-    """
-
-    drop_empty_if: bool = False
+    """The statement at `span` goes; comments above it stay. A block left empty gets ``pass``."""
 
 
-@dataclass(frozen=True)
-class AddImport(Edit):
-    """``import module as alias`` at the end of the import block, once, unless the module is imported already.
-
-    It comes above the edit's span, too. Not needed for the runtime: using ``ddp.`` in a template is enough.
-    """
-
-    module: str = RUNTIME_PACKAGE
-    alias: str | None = RUNTIME
-
-
-@dataclass(frozen=True)
 class Done(Edit):
     """What was changed while the source was read, as nothing else could read it; for the report."""
 
@@ -140,7 +102,7 @@ class Note:
 
 #: What a rule yields.
 Finding = Union[Edit, Note]
-_AnyFinding = TypeVar("_AnyFinding", Edit, Note)
+_AnyFinding = TypeVar("_AnyFinding", bound=Union[Edit, Note])
 
 
 def at(finding: _AnyFinding, place: Callable[[Span], Span]) -> _AnyFinding:
@@ -148,4 +110,4 @@ def at(finding: _AnyFinding, place: Callable[[Span], Span]) -> _AnyFinding:
     if not isinstance(finding, WithHoles):
         return replace(finding, span=place(finding.span))
     holes = {name: place(span) for name, span in finding.holes.items()}
-    return replace(finding, span=place(finding.span), holes=holes)  # type: ignore[call-arg]
+    return replace(finding, span=place(finding.span), holes=holes)

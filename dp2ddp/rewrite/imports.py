@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from dp2ddp import RUNTIME_PACKAGE
-from dp2ddp.errors import EditError
-from dp2ddp.rewrite.edits import RUNTIME, AddImport, Edit, InsertAfter, InsertBefore, WithHoles
-from dp2ddp.rewrite.templates import uses_runtime
+from dp2ddp.rewrite.edits import RUNTIME, RUNTIME_USE, Edit, InsertAfter, InsertBefore
 from dp2ddp.source.spans import Position, Span, in_characters
 
 #: So many statements in a row, such as settings in `os.environ`, may stand between the imports of one import block.
@@ -35,41 +33,25 @@ def _names(node: ast.AST) -> Sequence[str | None]:
 
 
 def import_edits(tree: ast.Module, lines: Sequence[str], edits: Sequence[Edit], runtime: str) -> list[Edit]:
-    """The edit that adds the imports which `edits` ask for, or need for the runtime; none where they are there.
+    """The edit that imports the runtime, where `edits` call it and the script doesn't import it yet.
 
     Args:
         tree: the script's.
         lines: its lines.
         runtime: what it calls the runtime.
     """
-    known = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
-    asked = [edit for edit in edits if isinstance(edit, AddImport)]
-    using = [edit for edit in edits if isinstance(edit, WithHoles) and uses_runtime(edit.source)]
-    wanted = list(asked)
-    if using and not any(edit.module == RUNTIME_PACKAGE for edit in wanted):
-        wanted.append(AddImport(using[0].rule, using[0].span, "the script calls the runtime"))
-    added = list(dict.fromkeys(_line(edit, runtime) for edit in wanted if edit.module not in known))
-    if not added:
+    using = [edit for edit in edits if RUNTIME_USE.search(edit.source)]
+    imports = (alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names)
+    if not using or RUNTIME_PACKAGE in imports:
         return []
-    users = using if all(edit.module == RUNTIME_PACKAGE for edit in wanted) else edits
-    # From where on one may be needed; lines inserted after a statement come after it.
-    needing = (edit for edit in [*asked, *users] if edit in asked or isinstance(edit, WithHoles))
-    before = min(((edit.span.start, isinstance(edit, InsertAfter)) for edit in needing), default=None)
+    line = f"import {RUNTIME_PACKAGE}" if runtime == RUNTIME_PACKAGE else f"import {RUNTIME_PACKAGE} as {runtime}"
+    # From where on it is needed; lines inserted after a statement come after it.
+    before = min((edit.span.start, isinstance(edit, InsertAfter)) for edit in using)
     anchor = _anchor(tree, lines, before)
-    if anchor is not None:
-        is_apart = _is_docstring(anchor[0]) or (
-            isinstance(anchor[0], ast.ImportFrom) and anchor[0].module == "__future__"
-        )
-        return [InsertAfter(RUNTIME, _span(anchor[-1], lines), "", [""] * is_apart + added)]
-    if not tree.body:
-        raise EditError("an edit of a script without statements")
-    return [InsertBefore(RUNTIME, _span(tree.body[0], lines), "", added)]
-
-
-def _line(edit: AddImport, runtime: str) -> str:
-    """The import statement that `edit` asks for."""
-    alias = runtime if edit.module == RUNTIME_PACKAGE else edit.alias
-    return f"import {edit.module}" if alias in (None, edit.module) else f"import {edit.module} as {alias}"
+    if anchor is None:
+        return [InsertBefore(RUNTIME, _span(tree.body[0], lines), "", [line])]
+    is_apart = _is_docstring(anchor[0]) or (isinstance(anchor[0], ast.ImportFrom) and anchor[0].module == "__future__")
+    return [InsertAfter(RUNTIME, _span(anchor[-1], lines), "", [""] * is_apart + [line])]
 
 
 def _span(statement: ast.stmt, lines: Sequence[str]) -> Span:
@@ -85,12 +67,12 @@ def _by_line(body: Sequence[ast.stmt]) -> list[list[ast.stmt]]:
     return [list(row) for _, row in groupby(body, key=lambda statement: statement.lineno)]
 
 
-def _anchor(tree: ast.Module, lines: Sequence[str], before: tuple[Position, bool] | None) -> list[ast.stmt] | None:
+def _anchor(tree: ast.Module, lines: Sequence[str], before: tuple[Position, bool]) -> list[ast.stmt] | None:
     """The last statements of the import block at the file's top, before the first use."""
     found = None
     gap = 0
     for index, row in enumerate(_by_line(tree.body)):
-        if before is not None and not _is_above(_span(row[-1], lines), *before):
+        if not _is_above(_span(row[-1], lines), *before):
             break
         if _is_import_block(row) or (index == 0 and _is_docstring(row[0])):
             found, gap = row, 0

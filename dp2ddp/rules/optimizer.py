@@ -91,7 +91,7 @@ optimizer.module.step()  # a `.module` of the script's own
         for call in facts.wraps.optimizers:
             statement = facts.source.statement(call)
             if self._rebinds(statement, call):
-                yield RemoveStatement(self.id, span(statement), _REASON, drop_empty_if=True)
+                yield RemoveStatement(self.id, span(statement), _REASON)
             else:
                 yield ReplaceExpr(self.id, span(call), _REASON, "__h_optimizer__", {"optimizer": span(call.args[0])})
         statements = (facts.source.statement(call) for call in facts.wraps.optimizers)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 _Any = TypeVar("_Any")
 _Node = TypeVar("_Node", bound=ast.AST)
-#: Fits any name.
-ANY_NAME = ".*"
 
 
 def in_order(nodes: Iterable[_Node]) -> list[_Node]:
@@ -102,21 +99,3 @@ def attribute_got(node: ast.AST) -> tuple[ast.expr, str] | None:
     if not (isinstance(name, ast.Constant) and isinstance(name.value, str)):
         return None
     return node.args[0], name.value
-
-
-def text_pattern(text: ast.expr) -> str:
-    """A pattern of a text that is put together: by `+`, `%`, `format()` or as an f-string."""
-    if isinstance(text, ast.Constant) and isinstance(text.value, str):
-        return re.escape(text.value)
-    if isinstance(text, ast.JoinedStr):
-        return "".join(text_pattern(each) for each in text.values)
-    if isinstance(text, ast.BinOp) and isinstance(text.op, ast.Add):
-        return text_pattern(text.left) + text_pattern(text.right)
-    made, hole = text, ""
-    if isinstance(text, ast.BinOp) and isinstance(text.op, ast.Mod):
-        made, hole = text.left, r"%\w"
-    elif isinstance(text, ast.Call) and isinstance(text.func, ast.Attribute) and text.func.attr == "format":
-        made, hole = text.func.value, r"\{[^}]*\}"
-    if hole and isinstance(made, ast.Constant) and isinstance(made.value, str):
-        return ANY_NAME.join(map(re.escape, re.split(hole, made.value)))
-    return ANY_NAME

@@ -45,8 +45,8 @@ class File:
         return self.text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
-#: Finds the file that an import means: importing file, module, level (dots), name -> name of a file, None for others.
-Resolve = Callable[[str, str, int, Optional[str]], Optional[str]]
+#: Finds the file that an import means: importing file, module, level (dots) -> name of a file, None for others.
+Resolve = Callable[[str, str, int], Optional[str]]
 
 
 @dataclass(eq=False)
@@ -61,7 +61,6 @@ class ParsedProgram:
         files: the files, each behind those before it.
         entries: the files that are started, by name.
         resolve: finds the file that an import means.
-        commands: of these, the functions by which commands start them, by the file's name.
         reached: the names of the files that an entry may import, also of those that it picks at run time, by its name.
         others: the texts of its files that say nothing of training, by name; names only pass through them.
     """
@@ -69,7 +68,6 @@ class ParsedProgram:
     files: Sequence[File]
     entries: Sequence[str]
     resolve: Resolve
-    commands: Mapping[str, Sequence[str]] = field(default_factory=dict)
     reached: Mapping[str, Sequence[str]] = field(default_factory=dict)
     others: Mapping[str, str] = field(default_factory=dict)
     _parents: dict[ast.AST, ast.AST] = field(default_factory=dict)
@@ -97,7 +95,7 @@ class ParsedProgram:
 
     def imported(self, node: ast.AST, module: str, level: int = 0) -> ast.Module | None:
         """The module of this program that an import in the file of `node` means, None for one from elsewhere."""
-        found = self.resolve(self.file(node).name, module, level, None)
+        found = self.resolve(self.file(node).name, module, level)
         return None if found is None else self._by_name.get(found)
 
     def is_package(self, module: ast.Module) -> bool:
@@ -265,7 +263,7 @@ def parse(text: str, filename: str) -> ParsedProgram:
     Raises:
         BadInput: it is no Python that this interpreter reads.
     """
-    return link({filename: text}, [filename], lambda importer, module, level, name: None)
+    return link({filename: text}, [filename], lambda importer, module, level: None)
 
 
 def link(
@@ -273,14 +271,12 @@ def link(
     entries: Sequence[str],
     resolve: Resolve,
     *,
-    commands: Mapping[str, Sequence[str]] | None = None,
     reached: Mapping[str, Sequence[str]] | None = None,
     others: Mapping[str, str] | None = None,
 ) -> ParsedProgram:
     """The files of one program, `texts` by name.
 
     Args:
-        commands: of the entries, the functions by which commands start them.
         reached: the names of the files that each of them may import.
         others: the texts of files that are of no matter, but for the names that pass through them.
 
@@ -296,4 +292,4 @@ def link(
             ast.increment_lineno(file.tree, before)
         files.append(file)
         before += len(file.lines)
-    return ParsedProgram(files, entries, resolve, commands or {}, reached or {}, others or {})
+    return ParsedProgram(files, entries, resolve, reached or {}, others or {})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dp2ddp.command import progress, terminal
-from dp2ddp.command.options import PATH, SPEECH, Command, flag
+from dp2ddp.command.options import PATH, SPEECH, Command
 from dp2ddp.errors import BadInput
 from dp2ddp.verify import COUNT
 
@@ -51,9 +51,7 @@ class _Verify(Command):
             ) from error
 
 
-@click.command(
-    help=_VERIFY_HELP, short_help="Run a script and its conversion, and compare.", cls=_Verify, files="script"
-)
+@click.command(help=_VERIFY_HELP, short_help="Run a script and its conversion, and compare.", cls=_Verify)
 @click.argument("script", metavar="SCRIPT", type=click.Path(path_type=Path))
 @click.argument("arguments", metavar="[-- ARGS]", nargs=-1)
 @click.option("--converted", metavar="FILE", type=click.Path(path_type=Path), help="The converted script, if there is.")
@@ -89,7 +87,7 @@ class _Verify(Command):
     help="The form of the verdict, on standard output.",
 )
 @click.option("--html", metavar="FILE", type=PATH, help="Write a page to look at: the verdict, what differs and where.")
-@flag("force", help="Overwrite FILE even if it is no page of dp2ddp.")
+@click.option("--force", is_flag=True, help="Overwrite FILE even if it is no page of dp2ddp.")
 @SPEECH
 @click.pass_context
 def verify(

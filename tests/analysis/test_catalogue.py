@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dp2ddp.analysis.catalogue import MAIN_ONLY, Catalogue, _known, entry, libraries
+from dp2ddp.analysis.catalogue import MAIN_ONLY, Catalogue, _known, entry
 
 
 def test_no_line_stands_behind_another_that_fits() -> None:
@@ -30,7 +30,3 @@ def test_what_the_user_adds_counts_first() -> None:
 def test_what_can_t_be_read_says_why(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         entry(text)
-
-
-def test_the_names_at_a_library_s_top_are_known() -> None:
-    assert "imwrite" in libraries()["cv2"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ from click.testing import Result
 from commands import command, write
 
 from dp2ddp.convert import pipeline
-from dp2ddp.convert.pipeline import Conversion, Entries
+from dp2ddp.convert.pipeline import Conversion
 from dp2ddp.errors import BadInput
 from dp2ddp.project.modules import Layout
 from dp2ddp.rewrite.edits import Note, RemoveStatement
@@ -34,7 +34,7 @@ def new(text: str) -> str:
     return text.replace("nn.DataParallel", "dp2ddp_runtime.wrap_model").replace("OLD", "NEW")
 
 
-def stub(files: Mapping[str, str], entries: Entries, options: Options) -> dict[str, Conversion]:
+def stub(files: Mapping[str, str], entries: Sequence[str], options: Options) -> dict[str, Conversion]:
     """Rewrites every file of the programs; refuses what says REFUSED, has a note for what says ODD."""
     layout = Layout(files)
     found: dict[str, Conversion] = {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -119,7 +118,7 @@ def test_a_name_that_is_no_text() -> None:
     assert "wrap_model" in Path("out", ODD).read_text()
 
 
-@pytest.mark.parametrize("form", ["full", "concise", "github", "gitlab", "sarif", "json"])
+@pytest.mark.parametrize("form", ["full", "concise", "github", "sarif", "json"])
 def test_findings_in_a_file_whose_name_is_no_text(form: str) -> None:
     os.rename("train.py", ODD)
     done = started("check", ODD, "--format", form)
@@ -174,27 +173,10 @@ def test_deep_nesting_converts(kind: str) -> None:
         assert DEEP[kind] in converted
 
 
-def test_where_something_is_to_be_changed_deep_inside() -> None:
+def test_what_is_nested_too_deeply_for_us_is_told() -> None:
     text = SCRIPT + "s = datetime.now()" + ".b" * 1200 + "\n"
-    with pytest.raises(BadInput, match=r"^train.py:6: an expression of more than 1000 levels; change that line"):
+    with pytest.raises(BadInput, match=r"^train.py: nested too deeply for dp2ddp; break its longest expression"):
         convert_source(text, "train.py", Options())
-
-
-def test_one_deep_file_leaves_the_rest_of_a_project() -> None:
-    Path("project").mkdir()
-    os.rename("train.py", "project/train.py")
-    Path("project/other.py").write_text(SCRIPT + "s = datetime.now()" + ".b" * 1200 + "\n")
-    done = started("convert", "project", "-o", "out")
-    assert done.returncode == 0, done.stderr
-    assert "project/other.py:6: an expression of more than 1000 levels" in done.stderr
-    assert "wrap_model" in Path("out/train.py").read_text()
-    assert "wrap_model" not in Path("out/other.py").read_text()
-
-
-def test_the_limit_of_frames_is_what_it_was() -> None:
-    before = sys.getrecursionlimit()
-    convert_source(SCRIPT, "train.py", Options())
-    assert sys.getrecursionlimit() == before
 
 
 def test_lines_that_end_in_a_carriage_return_alone() -> None:
@@ -204,7 +186,7 @@ def test_lines_that_end_in_a_carriage_return_alone() -> None:
     assert "net = ddp.wrap_model(nn.Linear(4, 2))\n" in converted
 
 
-def test_what_is_left_out_while_libcst_reads_comes_back() -> None:
+def test_what_is_not_edited_comes_back() -> None:
     untouched = "".join(
         f"def f{i}(x):  # {i}\n    # above\n    y = x.a['''\n  text''']\n    # below\n\n" for i in range(50)
     )

@@ -24,6 +24,7 @@ from dp2ddp.convert.running import STARTS
 from dp2ddp.rewrite.edits import Edit, Note, ReplaceExpr
 from dp2ddp.rules import Options, all_rules
 from dp2ddp.source.program import ParsedProgram
+from dp2ddp.source.spans import Span
 
 SCRIPT = """\
 import torch.nn as nn
@@ -121,7 +122,6 @@ def test_the_summary_as_json(script: Path) -> None:
         "warnings": [],
         "left_alone": [],
         "left_out": {},
-        "imported_by": {},
     }
     assert Path("out.py").read_text() == f"{CONVERTED}odd = 1\n"
 
@@ -239,7 +239,6 @@ def test_options_reach_the_plan(script: Path, monkeypatch: pytest.MonkeyPatch) -
         (["bad.py", "-o", "out.py"], "dp2ddp: bad.py:1:5: syntax error"),
         (["old.py", "-o", "out.py"], "dp2ddp: old.py:1: Python 2 (the print statement)"),
         (["ddp.py", "-o", "out.py"], "dp2ddp: ddp.py:2: sets up distributed training already: uses Distributed"),
-        (["feed.py", "-o", "out.py"], "dp2ddp: feed.py:4: white space that libcst does not keep"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(script: Path, args: Sequence[str], message: str) -> None:
@@ -280,18 +279,18 @@ def test_wrong_usage_ends_with_2(script: Path, args: Sequence[str]) -> None:
 
 def test_a_mistake_of_ours_is_not_blamed_on_the_input(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(source: ParsedProgram, options: Options) -> Plan:
-        return Plan([ReplaceExpr("DDP002", source.span(source.files[0].tree.body[1]), "x", "y = 1")])
+        return Plan([ReplaceExpr("DDP002", Span.of(3, 0, 3, 8), "x", "y")])
 
     monkeypatch.setattr(pipeline, "plan", wrong)
     result = run("convert", "train.py", "-o", "out.py")
     assert result.exit_code == 3
-    assert result.stderr.startswith("dp2ddp: internal error (train.py): DDP002: no expression at 3:0")
+    assert result.stderr.startswith("dp2ddp: internal error: DDP002: no expression there: 'net = nn'")
     assert here() == ["train.py"]
 
 
 def test_any_crash_asks_for_a_report_with_what_is_known(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(self: object, facts: object, decisions: object) -> None:
-        raise RecursionError("too deep")
+        raise LookupError("gone")
 
     monkeypatch.setattr(pipeline, "plan", real_plan)
     monkeypatch.setattr("dp2ddp.rules.loaders.LoadersRule.edits", crash)
@@ -300,23 +299,11 @@ def test_any_crash_asks_for_a_report_with_what_is_known(script: Path, monkeypatc
         assert result.exit_code == 3
         assert result.stdout == ""
         said = result.stderr.splitlines()
-        assert said[:2] == [
-            "dp2ddp: internal error (train.py, DDP005): RecursionError: too deep",
-            "  Nothing was written.",
-        ]
-        assert f"dp2ddp {dp2ddp.__version__}, Python {platform.python_version()}" in said[2]
-        assert len(said) == 4
+        assert said[0] == "dp2ddp: internal error: LookupError: gone"
+        assert f"dp2ddp {dp2ddp.__version__}, Python {platform.python_version()}" in said[1]
+        assert len(said) == 3
     assert here() == ["train.py"]
     assert "Traceback (most recent call last)" in run("convert", "-v", "train.py").stderr
-
-
-def test_a_crash_after_writing_does_not_claim_otherwise(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dp2ddp.convert.reporting.how_to_run", lambda *args, **kwargs: 1 / 0)
-    result = run("convert", "train.py", "-o", "out.py")
-    assert result.exit_code == 3
-    assert "internal error: ZeroDivisionError" in result.stderr
-    assert "  The converted files were written before.\n" in result.stderr
-    assert Path("out.py").read_text() == CONVERTED
 
 
 def test_ctrl_c_is_no_exit_code_of_ours(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,14 +24,12 @@ def test_a_directory_becomes_a_mirrored_tree(project: Path) -> None:
     (project / "tools" / "run.sh").chmod(0o755)
     (project / "nets.py").chmod(0o640)
     (project / "empty" / "folder").mkdir(parents=True)
-    (project / "empty").chmod(0o750)
     (project / "data").symlink_to("../elsewhere")
     result = run("project", "-o", "out")
     assert result.exit_code == 0, result.output
     assert read("out") == {**CONVERTED, "tools/run.sh": "#!/bin/sh\n"}
     assert os.access("out/tools/run.sh", os.X_OK)
     assert os.stat("out/nets.py").st_mode & 0o777 == 0o640
-    assert os.stat("out/empty").st_mode & 0o777 == 0o750
     assert os.stat("out").st_mode == os.stat("project").st_mode
     assert os.readlink("out/data") == "../elsewhere"
     assert Path("out/empty/folder").is_dir()
@@ -39,7 +38,8 @@ def test_a_directory_becomes_a_mirrored_tree(project: Path) -> None:
 
 
 def test_the_summary_names_scripts_and_changed_files(project: Path) -> None:
-    write(project, {"cache/x": "", ".gitignore": "cache/\n", ".git/config": ""})
+    write(project, {"cache/x": "", ".gitignore": "cache/\n"})
+    subprocess.run(["git", "init", "-q"], cwd=project, check=True)
     assert run("project", "-o", "out").stderr.splitlines() == [
         "project -> out: 2 of 8 files changed, for 2 scripts",
         "project/tools/test.py: needs no change itself",
@@ -47,7 +47,7 @@ def test_the_summary_names_scripts_and_changed_files(project: Path) -> None:
         "project/nets.py -> out/nets.py: 1 change",
         "project/utils/loaders.py -> out/utils/loaders.py: 1 change",
         "    2  lets the processes start",
-        "not looked at: 1 named by .gitignore, 1 version control",
+        "not looked at: 1 ignored by git, 1 version control",
         "How to run them, with your own arguments:",
         f"  python out/tools/test.py   # {STARTS}",
         "  and in the same way out/train.py",
@@ -76,15 +76,18 @@ def test_a_directory_in_place(project: Path) -> None:
 
 @pytest.mark.parametrize("args", [["-o", "out"], ["--in-place"]])
 def test_all_files_are_written_or_none(project: Path, monkeypatch: pytest.MonkeyPatch, args: Sequence[str]) -> None:
-    rename = os.rename
+    synced: list[int] = []
 
-    def refuse(source: Path, target: Path) -> None:
-        if Path(target).name in ("loaders.py", "out"):
-            raise OSError(28, "No space left on device", str(target))
-        rename(source, target)
+    def refuse(descriptor: int) -> None:
+        synced.append(descriptor)
+        if len(synced) > 1:
+            raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "replace", refuse)
-    monkeypatch.setattr(os, "rename", refuse)
+    def refuse_all(source: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device", str(target))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    monkeypatch.setattr(os, "rename", refuse_all)
     result = run("project", *args)
     assert result.exit_code == 2
     assert "can't be written (No space left on device); nothing was changed\n" in result.stderr
@@ -146,10 +149,10 @@ def test_a_failure_takes_the_runtime_away_again(project: Path, monkeypatch: pyte
 
 def test_ignored_files_that_are_imported_are_taken_in(project: Path) -> None:
     write(project, {".gitignore": "utils/\n", "utils/data.bin": ""})
+    subprocess.run(["git", "init", "-q"], cwd=project, check=True)
     result = run("project", "-o", "out")
     assert (
-        "  project/utils/loaders.py: named by .gitignore, but imported by train.py: converted all the same"
-        in result.stderr
+        "  project/utils/loaders.py: ignored by git, but imported by train.py: converted all the same" in result.stderr
     )
     assert read("out") == {**CONVERTED, ".gitignore": "utils/\n"}
 

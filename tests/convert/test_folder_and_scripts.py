@@ -64,14 +64,14 @@ def folder(project: Path) -> Outcome:
     tree = trees.scan(project)
     sources = tree.sources()
     layout = Layout(sources)
-    chosen = entries.choose((), tree, sources, layout)
-    followed = [programs.follow(sources, layout, path, chosen.functions[path]) for path in chosen.functions]
+    chosen = entries.choose((), sources, layout)
+    followed = [programs.follow(sources, layout, path) for path in chosen.entries]
     return programs.convert(followed, Options(), lenient=True)
 
 
 def by_itself(project: Path, script: str) -> Outcome:
     sources = PythonFiles(project, late=lambda path: True)
-    layout = Layout(sources, disk=sources)
+    layout = Layout(sources)
     return programs.convert([programs.follow(sources, layout, script)], Options(), lenient=False)
 
 

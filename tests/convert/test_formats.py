@@ -11,7 +11,7 @@ from click.testing import Result
 from commands import command, write
 
 from dp2ddp.convert.findings import CHANGE, NOTE, Found
-from dp2ddp.convert.formats import JSON_VERSION, as_github, as_gitlab, as_sarif
+from dp2ddp.convert.formats import JSON_VERSION, as_github, as_sarif
 
 ROOT = Path(__file__).parents[2]
 OURS = json.loads((ROOT / "docs/findings.schema.json").read_text("utf-8"))
@@ -24,8 +24,7 @@ FILES = {
     "odd é.py": "import torch.nn as nn\n\nclass Own(nn.DataParallel):\n    def scatter(self, *a):\n        return a\n\n"
     "net = Own(nn.Linear(4, 2))\n",
     "plain.py": "x = 1\n",
-    ".gitignore": "cache/\n",
-    "cache/x": "",
+    "node_modules/x": "",
 }
 COMMANDS = [
     ["check", "."],
@@ -49,7 +48,7 @@ def run(*arguments: str) -> Result:
 @pytest.fixture(autouse=True)
 def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("GITHUB_WORKSPACE", "CI_PROJECT_DIR"):
+    for name in ("GITHUB_WORKSPACE",):
         monkeypatch.delenv(name, raising=False)
     write(tmp_path, FILES)
 
@@ -63,8 +62,6 @@ def test_every_form_is_valid(command: list[str]) -> None:
     jsonschema.validate(sarif, SARIF, jsonschema.Draft4Validator)
     shown = [each for each in told["findings"] if command[0] == "check" or each["kind"] != CHANGE]
     assert len(sarif["runs"][0]["results"]) == len(shown)
-    issues = json.loads(run(*command, "--format", "gitlab").stdout)
-    assert [issue["location"]["lines"]["begin"] for issue in issues] == [each["line"] for each in shown]
     assert len(run(*command, "--format", "github").stdout.splitlines()) == len(shown)
 
 
@@ -97,14 +94,14 @@ def test_services_get_names_from_the_top_of_the_repository(tmp_path: Path, monke
         for result in json.loads(as_sarif(found))["runs"][0]["results"]
     ]
     assert uris == [f"{tmp_path.name}/train.py", "file:///else/a%20b.py"]
-    monkeypatch.delenv("GITHUB_WORKSPACE")
-    monkeypatch.setenv("CI_PROJECT_DIR", str(tmp_path.parent))
-    assert json.loads(as_gitlab(found))[0]["location"]["path"] == f"{tmp_path.name}/train.py"
 
 
 def test_a_finding_is_known_again_on_another_line() -> None:
     one, two = (Found("train.py", None, line, 1, "DDP011", NOTE, "x") for line in (3, 9))
-    marks = [issue["fingerprint"] for issue in json.loads(as_gitlab([one, two]))]
-    moved = [issue["fingerprint"] for issue in json.loads(as_gitlab([one._replace(line=4), two._replace(line=10)]))]
+
+    def marks_of(*found: Found) -> list[str]:
+        return [each["partialFingerprints"]["dp2ddp/v1"] for each in json.loads(as_sarif(found))["runs"][0]["results"]]
+
+    marks, moved = marks_of(one, two), marks_of(one._replace(line=4), two._replace(line=10))
     assert marks == moved
     assert len(set(marks)) == 2

@@ -163,25 +163,6 @@ def test_modules_that_a_script_picks_at_run_time_are_followed(
     assert "ddp.setup()\n" in Path("train.py").read_text()
 
 
-@pytest.mark.parametrize("package", ["visdom", "lib.visdom"])
-@pytest.mark.parametrize(
-    ("name", "beside", "is_copy"),
-    [("Visdom", "", True), ("Own", "", False), ("Visdom", "import visdom\n", False)],
-)
-def test_a_copy_of_a_known_library_is_that_library(package: str, name: str, beside: str, is_copy: bool) -> None:
-    """What has its name and not what it is known for is the project's; what imports the library is around it."""
-    folder = package.replace(".", "/")
-    writer = f"import time\nclass {name}:\n    def __init__(self):\n        self.log = open(str(time.time()), 'w')\n"
-    files = {
-        "train.py": f"from torch import nn\nfrom {package} import {name}\n{name}(nn.DataParallel(nn.ReLU()))\n",
-        f"{folder}/__init__.py": f"{beside}from .writer import {name}\n",
-        f"{folder}/writer.py": writer,
-    }
-    done = convert_files(files, ["train.py"], Options())
-    assert ("ddp.main_only(Visdom)(" in done["train.py"].new_text) == is_copy
-    assert (f"{folder}/writer.py" in done) != is_copy
-
-
 def test_what_a_file_does_when_it_is_started_itself_stays_where_others_import_it() -> None:
     """It never runs there: the trial of a model, with a wrap and a loader of its own."""
     trial = (

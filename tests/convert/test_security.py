@@ -51,7 +51,7 @@ torch.load(f"{{{canary}}}.pt", pickle_module={canary})
         ),
         "setup.cfg": "[options]\npackages = attr: base.x\n",
         # What the command itself imports, by the same names.
-        **{f"{name}.py": canary for name in ("click", "libcst", "pathspec", "rich", "torch", "json", "dp2ddp_runtime")},
+        **{f"{name}.py": canary for name in ("click", "libcst", "rich", "torch", "json", "dp2ddp_runtime")},
     }
     write(root, files)
 

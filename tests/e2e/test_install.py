@@ -72,7 +72,7 @@ def test_both_have_one_version_and_fit_together(built: dict[str, Path]) -> None:
         assert version in pin.specifier
         assert Version(f"{version.major}.{version.minor + 1}") not in pin.specifier
     plain = {each.name for each in needs if each.marker is None or "extra" not in str(each.marker)}
-    assert plain == {"click", "jinja2", "libcst", "pathspec", "rich", "tomli"}
+    assert plain == {"click", "jinja2", "libcst", "rich", "tomli"}
 
 
 def _sources(folder: Path) -> dict[str, bytes]:

@@ -61,7 +61,6 @@ def test_the_summary_as_json_has_cells(notebook: Path) -> None:
         ("notebook", 2, 1),
         ("DDP001", 2, 2),
         ("DDP002", 2, 3),
-        ("DDP005", 2, 3),
     ]
 
 
@@ -236,7 +235,7 @@ def test_notebooks_of_a_folder_are_checked_and_left_as_they_are(notebook: Path, 
 def test_forms_that_know_lines_of_files_alone_name_the_cell_in_the_message(notebook: Path) -> None:
     lines = run("check", "train.ipynb", "--format", "concise").stdout.splitlines()
     assert lines[2].startswith("train.ipynb:cell 2:3:7: DDP002 ")
-    for form in ("github", "gitlab", "sarif"):
+    for form in ("github", "sarif"):
         assert "cell 2, line 3: " in run("check", "train.ipynb", "--format", form).stdout
     assert "file=train.ipynb,line=1,col=1," in run("check", "train.ipynb", "--format", "github").stdout
 

@@ -108,16 +108,6 @@ def test_what_cant_be_read_is_told_and_no_script(tmp_path: Path) -> None:
     assert [(error.file, error.line) for error in found.unread] == [("old.py", 1), ("bytes.py", 1)]
 
 
-def test_files_that_dont_matter_are_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    syntax.shared.cache_clear()
-    parsed: list[str] = []
-    parse = syntax.parse
-    monkeypatch.setattr(syntax, "parse", lambda text, name: parsed.append(name) or parse(text, name))
-    other = {f"other_{number}.py": f"import os, other_1\n{GUARD}" for number in range(9)}
-    guess(tmp_path, {**other, "train.py": f"import nets, helper\n{GUARD}", "nets.py": WRAP, "helper.py": ""})
-    assert sorted(parsed) == ["helper.py", "nets.py", "train.py"]
-
-
 @pytest.mark.parametrize(
     ("source", "lines"),
     [
@@ -132,7 +122,7 @@ def test_files_that_dont_matter_are_not_parsed(tmp_path: Path, monkeypatch: pyte
     ],
 )
 def test_wraps_are_calls(source: str, lines: list[int]) -> None:
-    assert [call.lineno for call in wrapcalls.find(syntax.parse(source, "x.py"), {"Mine"})] == lines
+    assert wrapcalls.places(syntax.parse(source, "x.py"), {"Mine"}) == lines
 
 
 PREPARE = f"import utils\ndef main():\n    utils.log('x')\n{GUARD}"
@@ -215,9 +205,9 @@ def test_classes_that_are_handed_on_count_as_wraps(tmp_path: Path) -> None:
         "net = getattr(lib, 'DataParallel')(net)",
     ],
 )
-def test_mentions_that_cant_be_followed_are_found(tmp_path: Path, line: str) -> None:
-    found = guess(tmp_path, {"net.py": f"from torch import nn\n{line}\n"})
-    assert found.unfollowed == {"net.py": [2]}
+def test_mentions_that_cant_be_followed_are_found(line: str) -> None:
+    tree = syntax.parse(f"from torch import nn\n{line}\n", "net.py")
+    assert [node.lineno for node in wrapcalls.unfollowed(tree)] == [2]
 
 
 @pytest.mark.parametrize(
@@ -232,24 +222,8 @@ def test_mentions_that_cant_be_followed_are_found(tmp_path: Path, line: str) -> 
         "plain = type(net).__name__ == 'DataParallel'",  # which the wrapped model's class is called, too
     ],
 )
-def test_mentions_that_can_be_followed_are_none(tmp_path: Path, line: str) -> None:
-    found = guess(tmp_path, {"net.py": f"import torch\nfrom torch import nn\n{line}\n"})
-    assert found.unfollowed == {}
-
-
-def test_scripts_that_import_what_changed_are_told(tmp_path: Path) -> None:
-    files = {
-        **TRAINING,
-        "utils.py": "def log(text): pass\n",
-        "prepare.py": PREPARE,
-        "package/deep.py": f"import prepare\n{GUARD}",
-        "other.py": f"import json\n{GUARD}",
-        "module.py": "import utils\n",
-    }
-    assert guess(tmp_path, files).entries == ["train.py"]
-    sources = PythonFiles(tmp_path, files)
-    found = entries.importing(sources, Layout(sources), ["engine.py", "utils.py"], ["train.py"])
-    assert found == {"package/deep.py": ["utils.py"], "prepare.py": ["utils.py"]}
+def test_mentions_that_can_be_followed_are_none(line: str) -> None:
+    assert wrapcalls.unfollowed(syntax.parse(f"import torch\nfrom torch import nn\n{line}\n", "net.py")) == []
 
 
 def test_a_class_that_only_speaks_of_itself_is_no_wrap(tmp_path: Path) -> None:

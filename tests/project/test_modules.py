@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from commands import write
 
-from dp2ddp.analysis.catalogue import libraries
 from dp2ddp.errors import BadInput
 from dp2ddp.project.modules import Layout
 from dp2ddp.project.python_files import PythonFiles
@@ -51,32 +50,12 @@ def test_what_is_not_the_projects_is_no_file(statement: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("package", "meant"),
-    [
-        ("", "models/resnet.py"),
-        ("from . import resnet", "models/resnet.py"),
-        ("from .resnet import resnet", "models/__init__.py"),
-        ("from .resnet import *", "models/__init__.py"),
-    ],
-)
-def test_a_name_of_a_package_hides_its_submodule(package: str, meant: str) -> None:
-    files = {
-        "train.py": "from models import resnet",
-        "models/__init__.py": package,
-        "models/resnet.py": "__all__ = ['resnet']\ndef resnet(): pass\n",
-        "models/vgg.py": "from .resnet import resnet\n__all__ = ['vgg']\n",
-    }
-    assert Layout(files).resolve("train.py", "train.py", "models", 0, "resnet") == meant
-
-
-@pytest.mark.parametrize(
     "adding",
     [
         "sys.path += ['lib', '.']",
         "sys.path.append(str(Path(__file__).resolve().parent.parent / 'lib'))",
         "sys.path.append(os.path.join(os.path.split(os.path.realpath(__file__))[0], os.pardir, 'lib'))",
         "me = inspect.getfile(inspect.currentframe())\nsys.path.append(os.path.dirname(me) + '/../lib')",
-        "def add(path):\n    if path:\n        sys.path.insert(0, path)\nadd(osp.dirname(__file__) + '/../lib')",
         "sys.path.append(os.path.join(os.getcwd(), 'lib'))",
     ],
 )
@@ -101,8 +80,8 @@ def test_the_scripts_own_folder_comes_before_those_above_it() -> None:
     layout = Layout({**files, "common.py": "import utils"})
     assert layout.reachable("a/train.py") == ["a/train.py", "a/utils.py", "common.py"]
     assert layout.reachable("b/train.py") == ["b/train.py", "utils.py"]
-    assert layout.resolve("common.py", "a/train.py", "utils", 0, None) == "a/utils.py"
-    assert layout.resolve("common.py", "b/train.py", "utils", 0, None) == "utils.py"
+    assert layout.resolve("common.py", "a/train.py", "utils", 0) == "a/utils.py"
+    assert layout.resolve("common.py", "b/train.py", "utils", 0) == "utils.py"
 
 
 def test_a_package_comes_before_a_module_and_both_before_a_plain_folder() -> None:
@@ -129,7 +108,7 @@ def test_one_folder_below_is_where_a_path_variable_leads(
     write(tmp_path / "tools", {"train.py": line, **files})
     root, entry = (tmp_path, "tools/train.py") if "../lib/core.py" in files else (tmp_path / "tools", "train.py")
     sources = PythonFiles(root, late=lambda path: True)
-    assert Layout(sources, disk=sources).reachable(entry)[1:2] == found
+    assert Layout(sources).reachable(entry)[1:2] == found
 
 
 @pytest.mark.parametrize("inside", ["foo.py", "foo/__init__.py"])
@@ -144,7 +123,7 @@ def test_a_part_of_a_package_is_not_the_library_of_its_name(tmp_path: Path, is_o
     files = {"train.py": "import torch", "vxm/__init__.py": "", "vxm/torch/__init__.py": ""}
     write(tmp_path, files)
     sources = PythonFiles(tmp_path, late=lambda path: True)
-    layout = Layout(sources, libraries(), disk=sources) if is_one else Layout(files, libraries())
+    layout = Layout(sources) if is_one else Layout(files)
     assert layout.reachable("train.py") == ["train.py"]
 
 

@@ -1,4 +1,4 @@
-"""Several files in their places: all or none."""
+"""Files in their places: each of them whole, and none where one can't be written."""
 
 from __future__ import annotations
 
@@ -16,47 +16,44 @@ def contents(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in paths if path.is_file()}
 
 
-def fail_on(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Renaming to `name` fails, the first time."""
-    replace = os.replace
-    failed: list[object] = []
-
-    def refuse(source: Path, target: Path) -> None:
-        if Path(target).name == name and not failed:
-            failed.append(target)
-            raise OSError(28, "No space left on device", str(target))
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", refuse)
-
-
-def stage(staged: Path, *paths: str) -> None:
-    for path in paths:
-        (staged / path).parent.mkdir(parents=True, exist_ok=True)
-        (staged / path).write_text("new")
-
-
-@pytest.mark.parametrize("failing", ["x", "y", "z"])
-def test_a_failure_leaves_a_folder_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
+def test_what_is_staged_joins_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("old")
-    (tmp_path / "z").symlink_to("x")
-    fail_on(monkeypatch, failing)
+    (tmp_path / "kept").write_text("old")
     with placing.staging(tmp_path) as staged:
-        stage(staged, "a/y", "x", "z")
-        with pytest.raises(BadInput, match="No space left on device"):
-            placing.settle(staged, tmp_path)
-    assert sorted(os.listdir(tmp_path)) == ["x", "z"]
-    assert (tmp_path / "x").read_text() == "old"
+        (staged / "a").mkdir()
+        (staged / "a" / "y").write_text("new")
+        (staged / "x").write_text("new")
+        (staged / "z").symlink_to("x")
+    assert contents(tmp_path) == {"a/y": "new", "kept": "old", "x": "new", "z": "new"}
     assert os.readlink(tmp_path / "z") == "x"
 
 
+@pytest.mark.parametrize("place", [".", "new"])
+def test_a_failure_while_it_is_prepared_changes_nothing(tmp_path: Path, place: str) -> None:
+    (tmp_path / "x").write_text("old")
+
+    def fail() -> None:
+        with placing.staging(tmp_path / place) as staged:
+            (staged / "x").write_text("half of what is ne")
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(BadInput, match=r"No space left on device.*nothing was changed"):
+        fail()
+    assert contents(tmp_path) == {"x": "old"}
+
+
 def test_a_file_never_replaces_a_folder(tmp_path: Path) -> None:
-    stage(tmp_path, "out/x/mine")
-    with placing.staging(tmp_path / "out") as staged:
-        stage(staged, "a", "x")
-        with pytest.raises(BadInput):
-            placing.settle(staged, tmp_path / "out")
-    assert contents(tmp_path) == {"out/x/mine": "new"}
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "mine").write_text("old")
+
+    def stage() -> None:
+        with placing.staging(tmp_path) as staged:
+            (staged / "a").write_text("new")
+            (staged / "x").write_text("new")
+
+    with pytest.raises(BadInput, match=r"written before: .*/a$"):
+        stage()
+    assert contents(tmp_path) == {"a": "new", "x/mine": "old"}
 
 
 def test_overwriting_keeps_modes_and_links(tmp_path: Path) -> None:
@@ -72,43 +69,23 @@ def test_overwriting_keeps_modes_and_links(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("failing", ["x", "y", "z"])
-def test_overwriting_fails_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
+def test_a_full_disk_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
     for name in "xyz":
         (tmp_path / name).write_text(name)
-    fail_on(monkeypatch, failing)
-    with pytest.raises(BadInput, match=f"{failing}: can't be written"):
+    synced = iter("xyz")
+
+    def refuse(descriptor: int) -> None:
+        if next(synced) == failing:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(BadInput, match=f"{failing}: can't be written .*; nothing was changed"):
         placing.write({tmp_path / name: b"new" for name in "xyz"})
     assert contents(tmp_path) == {"x": "x", "y": "y", "z": "z"}
 
 
-def test_what_cant_be_put_back_is_kept_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in "xyz":
-        (tmp_path / name).write_text(name)
-    replace, calls = os.replace, []
-
-    def refuse(source: Path, target: Path) -> None:
-        calls.append(target.name)
-        if calls in (["x", "y", "z"], ["x", "y", "z", "y"]):
-            raise OSError(5, "Input/output error", str(target))
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", refuse)
-    with pytest.raises(
-        BadInput, match=r"y: can't be put back after a failure; what was there is in .*/\.y\."
-    ) as caught:
-        placing.write({tmp_path / name: b"new" for name in "xyz"})
-    kept = Path(str(caught.value).rsplit(" ", 1)[1])
-    assert contents(tmp_path) == {"x": "x", "y": "new", "z": "z", kept.name: "y"}
-
-
-def test_without_hard_links_copies_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: object, **named: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", refuse)
-    for name in "xy":
-        (tmp_path / name).write_text(name)
-    fail_on(monkeypatch, "y")
-    with pytest.raises(BadInput):
-        placing.write({tmp_path / name: b"new" for name in "xy"})
-    assert contents(tmp_path) == {"x": "x", "y": "y"}
+def test_what_was_written_before_a_failure_is_named(tmp_path: Path) -> None:
+    (tmp_path / "y").mkdir()
+    with pytest.raises(BadInput, match=r"y: can't be written .*; written before: .*/x$"):
+        placing.write({tmp_path / "x": b"new", tmp_path / "y": b"new", tmp_path / "z": b"new"})
+    assert contents(tmp_path) == {"x": "new"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,13 +49,15 @@ def test_environments_caches_and_histories_are_left_out(tmp_path: Path) -> None:
     assert found.reasons["virtual environments"] == 2
 
 
-def test_what_gitignore_names_is_left_out(tmp_path: Path) -> None:
+def test_what_git_ignores_is_left_out(tmp_path: Path) -> None:
     make(tmp_path, "keep.py", "drop.log", "a/drop.log", "a/keep.log", "build/x.py", "a/build/x.py", "b/only.py")
     (tmp_path / ".gitignore").write_text("*.log\n/build/\n# a comment\n\nb/*.py\n!b/only.py\n")
     (tmp_path / "a" / ".gitignore").write_text("!keep.log\n")
+    assert not tree.scan(tmp_path).left_out  # which git alone can tell
+    subprocess.run(["git", "init", "-q", "-b", "main"], cwd=tmp_path, check=True)
     found = tree.scan(tmp_path)
     assert found.files == [".gitignore", "a/.gitignore", "a/build/x.py", "a/keep.log", "b/only.py", "keep.py"]
-    assert found.reasons == {"named by .gitignore": 3}
+    assert found.reasons == {"ignored by git": 3, "version control": 1}
 
 
 def test_what_git_tracks_is_not_ignored(tmp_path: Path) -> None:
@@ -66,20 +67,21 @@ def test_what_git_tracks_is_not_ignored(tmp_path: Path) -> None:
         subprocess.run(["git", *command], cwd=tmp_path, check=True)
     found = tree.scan(tmp_path / "p")
     assert found.files == ["out/kept.py", "train.py"]
-    assert set(found.left_out) == {"out/other.py", "logs/a.log"}
+    assert set(found.left_out) == {"out/other.py", "logs"}
 
 
 def test_gitignore_above_counts_in_a_repository_only(tmp_path: Path) -> None:
     make(tmp_path, "top/project/x.log", "top/project/y.txt")
     (tmp_path / "top" / ".gitignore").write_text("*.log\nproject/y.txt\n")
     assert tree.scan(tmp_path / "top" / "project").files == ["x.log", "y.txt"]
-    (tmp_path / "top" / ".git").mkdir()
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path / "top", check=True)
     assert tree.scan(tmp_path / "top" / "project").files == []
 
 
 def test_ignored_files_are_sources_once_they_are_asked_for(tmp_path: Path) -> None:
     make(tmp_path, "train.py", "lib/core.py", "env/pyvenv.cfg", "env/x.py", "dp2ddp_runtime/world.py")
     (tmp_path / ".gitignore").write_text("lib/\n")
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     sources = tree.scan(tmp_path).sources()
     assert list(sources) == ["train.py"]
     assert "lib/core.py" in sources
@@ -89,17 +91,16 @@ def test_ignored_files_are_sources_once_they_are_asked_for(tmp_path: Path) -> No
         assert path not in sources
 
 
-@pytest.mark.parametrize("what", ["it", "what is in it"])
-def test_a_folder_that_cant_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+def test_a_folder_that_cant_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests may run as root, who may read everything."""
     make(tmp_path, "a/x.py")
-    entries = tree._entries
+    scandir = os.scandir
 
-    def refuse(*args: object, **options: object) -> Any:
-        raise PermissionError(13, "Permission denied")
+    def refuse(folder: Any) -> Any:
+        if Path(folder).name == "a":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scandir(folder)
 
-    entry = SimpleNamespace(name="x.py", path="a/x.py", is_dir=lambda **_: False, stat=refuse)
-    locked = refuse if what == "it" else lambda *_: [entry]
-    monkeypatch.setattr(tree, "_entries", lambda root, folder: (locked if folder == "a" else entries)(root, folder))
-    with pytest.raises(BadInput, match=r"^a: can't be read \(Permission denied\); make it readable, or name it"):
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(BadInput, match=r"^a: can't be read \(Permission denied\); make it readable, or let git"):
         tree.scan(tmp_path)

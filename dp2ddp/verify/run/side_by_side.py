@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dp2ddp.analysis.catalogue import libraries
 from dp2ddp.convert import job, notebooks, programs
 from dp2ddp.convert.programs import Program
 from dp2ddp.errors import BadInput
@@ -86,7 +85,7 @@ def _follow_imports(script: Path) -> tuple[PythonFiles, Program]:
     sources = PythonFiles(root, late=lambda path: True)
     entry = _real(script).relative_to(root).as_posix()
     sources.give(entry, notebooks.read(str(script)))
-    return sources, programs.follow(sources, Layout(sources, libraries(), disk=sources), entry)
+    return sources, programs.follow(sources, Layout(sources), entry)
 
 
 def _shared_modules(program: Program) -> list[str]:
