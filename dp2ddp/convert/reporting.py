@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from dp2ddp.project import vendor
 IDLE = "never wraps a model, and stays as it is"
 #: So much of a kind is listed where all of it isn't asked for: a usual summary fits a screen.
 _MOST = 6
+#: Lines of the summary of one script.
+_SCREEN = 10
 _NOTHING_WRITTEN = style("nothing was written: what can't be converted is named above", bold=True, fg="red")
 
 
@@ -80,6 +83,12 @@ class Report:
     def directory(self) -> str | None:
         """The directory's name, None for scripts."""
         return None if self.job.tree is None else self.job.request.inputs[0]
+
+    def called(self, name: str) -> str:
+        """What the summary calls a file: from the directory, or from an absolute path's folder, which is named once."""
+        top = self.directory if self.directory is not None else os.path.dirname(self.files[0].name)
+        is_near = self.directory is not None or os.path.isabs(name)
+        return os.path.relpath(name, top or ".") if is_near else name
 
     @property
     def changed(self) -> list[File]:
@@ -158,30 +167,46 @@ def show(report: Report) -> None:
 
 
 def lines_of(report: Report, *, verbose: bool) -> Iterator[str]:
-    """The summary for people: counts by what they mean first, then what needs a person; all lines with `verbose`."""
-    few, job = None if verbose else _MOST, report.job
-    if report.directory is not None:
-        yield _headline(report)
-    yield from listed(map(_state, report.files), few)
-    found = [found for each in report.files for found in each.found]
-    yield from _effects([each for each in found if each.kind == CHANGE], verbose=verbose)
-    yield from _notes([each for each in found if each.kind != CHANGE], few)
+    """The summary for people: counts by what they mean first, then what needs a person, then how to run it.
+
+    Of one script at most `_SCREEN` lines; with `verbose` all that there is to say.
+    """
+    job = report.job
+    told = [*_head(report, verbose=verbose)]
+    last = [] if job.outcome.is_refused else [*_tail(report, verbose=verbose)]
+    notes = [found for each in report.files for found in each.found if found.kind != CHANGE]
+    room = _SCREEN - len(told) - len(last) - 2 if report.directory is None else _MOST
+    yield from told
+    yield from _notes(report, notes, None if verbose else max(room, 1))
     if report.left_alone:
         yield style(f"{counted(len(report.left_alone), 'script')} left alone:", bold=True, fg="yellow")
-        yield from listed((f"  {line}" for line in reasons(report)), few)
+        yield from listed((f"  {line}" for line in reasons(report)), None if verbose else _MOST)
     if job.outcome.is_refused:
         yield _NOTHING_WRITTEN
-        return
+    yield from last
+
+
+def _head(report: Report, *, verbose: bool) -> Iterator[str]:
+    """What changed."""
+    if report.directory is not None:
+        yield _headline(report)
+    yield from listed((_state(report, each) for each in report.files), None if verbose else _MOST)
+    changes = [found for each in report.files for found in each.found if found.kind == CHANGE]
+    yield from _effects(report, changes, verbose=verbose)
+
+
+def _tail(report: Report, *, verbose: bool) -> Iterator[str]:
+    """What else there is to know, and how to run it."""
     if report.warnings:
         yield style("please note:", bold=True, fg="yellow")
-        yield from listed((f"  {each}" for each in report.warnings), few)
-    if job.tree is not None and job.tree.left_out:
-        yield "not looked at: " + ", ".join(f"{number} {why}" for why, number in sorted(job.tree.reasons.items()))
-    if report.changed:
-        steps = list(how_to_run(report))
-        it = "it" if len(report.starting) == 1 else "them"
-        yield from [style(f"How to run {it}, with your own arguments:", bold=True)] if steps else ()
-        yield from (f"  {step}" for step in steps)
+        yield from listed((f"  {each}" for each in report.warnings), None if verbose else _MOST)
+    tree = report.job.tree
+    if tree is not None and tree.left_out:
+        yield "not looked at: " + ", ".join(f"{number} {why}" for why, number in sorted(tree.reasons.items()))
+    steps = list(how_to_run(report)) if report.changed else []
+    it = "it" if len(report.starting) == 1 else "them"
+    first = next((step for step in steps if step.command), None)
+    yield from (f"{style(f'Run {it}:', bold=True) if step is first else ' '} {step}" for step in steps)
 
 
 def reasons(report: Report) -> list[str]:
@@ -190,20 +215,23 @@ def reasons(report: Report) -> list[str]:
 
 
 def _headline(report: Report) -> str:
-    arrow = f" -> {report.output}" if report.output and report.output != report.directory else ""
     if report.changed:
         total = len(report.job.tree.files if report.job.tree else ()) + len(report.job.extra())
         scripts = counted(len(report.starting), "script")
         what = f"{len(report.changed)} of {total} files changed, for {scripts}"
     else:
         what = "not converted" if any(each.conversion.notes for each in report.files) else "nothing to convert"
-    return style(f"{report.directory}{arrow}: {what}", bold=True)
+    return style(f"{report.directory}{_arrow(report.directory, report.output)}: {what}", bold=True)
 
 
-def _state(file: File) -> str:
+def _arrow(name: str | None, output: str | None) -> str:
+    """Where it went; an absolute path stands in the line that says how to run it."""
+    return f" -> {output}" if output and output != name and not os.path.isabs(output) else ""
+
+
+def _state(report: Report, file: File) -> str:
     """What became of a file, in a line."""
     done = file.conversion
-    arrow = f" -> {file.output}" if done.changed and file.output and file.output != file.name else ""
     if done.converted_before:
         what = "converted already, nothing to do"
     elif done.changed:
@@ -212,10 +240,13 @@ def _state(file: File) -> str:
         what = "not converted"
     else:
         what = file.unchanged or "nothing to convert"
-    return style(f"{file.name}{arrow}: {what}", bold=True)
+    if report.directory is not None:
+        return style(f"{report.called(file.name)}: {what}", bold=True)
+    arrow = _arrow(file.name, file.output) if done.changed else ""
+    return style(f"{file.name if file is report.files[0] else report.called(file.name)}{arrow}: {what}", bold=True)
 
 
-def _effects(changes: Sequence[Found], *, verbose: bool) -> Iterator[str]:
+def _effects(report: Report, changes: Sequence[Found], *, verbose: bool) -> Iterator[str]:
     """How often the changes do what; which they are, where that is asked for."""
     by_effect: dict[str, list[Found]] = defaultdict(list)
     for each in sorted(changes, key=lambda each: each.rule):
@@ -223,18 +254,19 @@ def _effects(changes: Sequence[Found], *, verbose: bool) -> Iterator[str]:
     for effect, found in by_effect.items():
         yield f"{len(found):5}  {effect}"
         # The same said twice for one line of source is said once.
-        lines = dict.fromkeys((f"{each.file}:{each.place}", each.rule, each.message) for each in found)
+        lines = dict.fromkeys((f"{report.called(each.file)}:{each.place}", each.rule, each.message) for each in found)
         for place, rule_id, message in lines if verbose else ():
             yield f"         {style(place, dim=True)}  {style(rule_id, fg='cyan')}  {message}"
 
 
-def _notes(notes: Sequence[Found], few: int | None) -> Iterator[str]:
+def _notes(report: Report, notes: Sequence[Found], few: int | None) -> Iterator[str]:
     """What needs a person; what is the same in several lines is said once."""
     places: dict[tuple[str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for each in notes:
-        places[each.rule, each.message][each.file].append(each.place)
+        places[each.rule, each.message][report.called(each.file)].append(each.place)
     if notes:
-        yield style(f"{counted(len(notes), 'note')} for a person to look at:", bold=True, fg="yellow")
+        why = "`dp2ddp rules ID` says why"
+        yield style(f"{counted(len(notes), 'note')} for a person to look at ({why}):", bold=True, fg="yellow")
     lines = []
     for (rule_id, message), found in places.items():
         place = style(", ".join(f"{name}:{', '.join(dict.fromkeys(each))}" for name, each in found.items()), bold=True)

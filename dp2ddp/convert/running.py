@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -32,7 +33,9 @@ class Step(NamedTuple):
 
 
 #: What becomes of the command.
-STARTS = "one process on each GPU that it wraps a model for; to try it without GPUs, put DP2DDP_NPROC=2 in front"
+STARTS = "one process on each GPU that it wraps a model for"
+TRY = "to try it without GPUs, put DP2DDP_NPROC=2 in front"
+_DEVICES = re.compile(r"wrap_model\(.*\bdevice_ids=[\[(]([\d, ]+)[\])]")
 
 
 def packages_above(path: str, text: str) -> int:
@@ -99,6 +102,15 @@ def how_to_run(report: Report) -> Iterator[Step]:
         yield Step("", f"dp2ddp_runtime must be there where {runs}: {where}.")
 
 
+def _starts(texts: Iterable[str]) -> str:
+    """How many processes start: a number where all wraps say which devices."""
+    wraps = [line for text in texts for line in text.split("\n") if "wrap_model(" in line]
+    found = [_DEVICES.search(line) for line in wraps]
+    counts = {len(each[1].replace(",", " ").split()) if each else 0 for each in found}
+    count = max(counts, default=0)
+    return f"{count} processes, one on each GPU of `device_ids`" if len(counts) == 1 and count > 1 else STARTS
+
+
 def _unwritten(report: Report, names: list[str]) -> tuple[list[str], str]:
     """What scripts that weren't written may be called, and the option that writes them."""
     if report.directory is not None:
@@ -118,8 +130,10 @@ def _of_scripts(scripts: Sequence[File], names: Sequence[str]) -> Iterator[Step]
     first, text = scripts[0].name, scripts[0].conversion.new_text
     above = folders_above(first, text)
     above = above if above < len(PurePath(names[0]).parents) else 0
-    yield Step(command(names[0], packages=packages_above(first, text), above=above), STARTS)
-    others = names[1:]
+    starts = _starts([each.conversion.new_text for each in scripts])
+    yield Step(command(names[0], packages=packages_above(first, text), above=above), f"{starts}; {TRY}")
+    # (From a folder that was said already.)
+    others = [os.path.relpath(each, os.path.dirname(names[0])) if os.path.isabs(each) else each for each in names[1:]]
     if others:
         more = f" and {len(others) - _FEW} more" if len(others) > _FEW else ""
         yield Step("", f"and in the same way {', '.join(map(shlex.quote, others[:_FEW]))}{more}")

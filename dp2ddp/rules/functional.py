@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.rewrite.edits import Finding, RemoveStatement, ReplaceExpr
+from dp2ddp.rewrite.edits import Edit, Finding, RemoveStatement, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 
 
@@ -90,6 +90,9 @@ def data_parallel(net, ids):  # the script's own: its wrap is DDP002's
 net = data_parallel(nn.Linear(4, 2), [0, 1])
 """),
     )
+
+    def effect_of(self, edit: Edit) -> str:
+        return "takes away what nobody uses any more" if isinstance(edit, RemoveStatement) else self.effect
 
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         reason = "splits the inputs over the ranks and gathers the outputs"

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.rewrite.edits import Finding, Note, RemoveStatement, ReplaceExpr, ReplaceStatement
+from dp2ddp.rewrite.edits import Edit, Finding, Note, RemoveStatement, ReplaceExpr, ReplaceStatement
 from dp2ddp.rules.base import Decisions, Example, Rule
 
 _REASON = "one replica per process; gradients are summed, buffers are rank 0's"
@@ -176,6 +176,13 @@ from torch_geometric.nn import DataParallel
 net = DataParallel(nn.Linear(4, 2))
 """),
     )
+
+    def effect_of(self, edit: Edit) -> str:
+        return (
+            "takes away what nobody uses any more"
+            if isinstance(edit, (RemoveStatement, ReplaceStatement))
+            else self.effect
+        )
 
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         for call in facts.wraps.models:

@@ -20,7 +20,7 @@ import dp2ddp
 from dp2ddp.convert import pipeline
 from dp2ddp.convert.plan import Plan
 from dp2ddp.convert.plan import plan as real_plan
-from dp2ddp.convert.running import STARTS
+from dp2ddp.convert.running import STARTS, TRY
 from dp2ddp.rewrite.edits import Edit, Note, ReplaceExpr
 from dp2ddp.rules import Options, all_rules
 from dp2ddp.source.program import ParsedProgram
@@ -88,10 +88,9 @@ def test_the_summary_says_what_why_and_how_to_run(script: Path) -> None:
     assert result.stderr.splitlines() == [
         "train.py -> my out.py: 1 change",
         "    1  wraps the model: one replica in each process",
-        "1 note for a person to look at:",
+        "1 note for a person to look at (`dp2ddp rules ID` says why):",
         "  train.py:4  DDP008  it is odd; look at it",
-        "How to run it, with your own arguments:",
-        f"  python 'my out.py'   # {STARTS}",
+        f"Run it: python 'my out.py'   # {STARTS}; {TRY}",
         "  dp2ddp_runtime must be there where it runs: convert with --vendor, or pip install ./runtime (of dp2ddp).",
     ]
 
@@ -149,12 +148,12 @@ def test_colors_come_and_go_as_asked_for(script: Path, monkeypatch: pytest.Monke
 
 def test_the_advice_fits_what_was_asked_for(script: Path) -> None:
     def advice(*arguments: str) -> list[str]:
-        told = run("convert", *arguments).stderr.partition("arguments:\n")[2]
-        return [line.split("   #")[0].strip() for line in told.splitlines()[:2]]
+        told = run("convert", *arguments).stderr.splitlines()
+        return [line.split("   #")[0].strip() for line in told if line.strip().startswith(("Add", "Run"))]
 
-    assert advice("train.py") == ["Add -o train_ddp.py to write it; then", "python train_ddp.py"]
-    assert advice("train.py", "-o", "new.py")[0] == "python new.py"
-    assert advice(".") == ["Add -o converted/ to write it; then", "python converted/train.py"]
+    assert advice("train.py") == ["Add -o train_ddp.py to write it; then", "Run it: python train_ddp.py"]
+    assert advice("train.py", "-o", "new.py") == ["Run it: python new.py"]
+    assert advice(".") == ["Add -o converted/ to write it; then", "Run it: python converted/train.py"]
     Path("other.py").write_text(SCRIPT)
     assert "Add --in-place to write them; then" in run("convert", "train.py", "other.py").stderr
 

@@ -13,7 +13,7 @@ from commands import command, python, write
 from stubbed import CONVERTED, FILES, GUARD, read, run
 
 from dp2ddp import __version__
-from dp2ddp.convert.running import STARTS
+from dp2ddp.convert.running import STARTS, TRY
 from dp2ddp.errors import BadInput
 
 _NETS = "import torch.nn as nn\ndef build():\n    return nn.DataParallel(nn.Linear(4, 2))\n"
@@ -42,14 +42,13 @@ def test_the_summary_names_scripts_and_changed_files(project: Path) -> None:
     subprocess.run(["git", "init", "-q"], cwd=project, check=True)
     assert run("project", "-o", "out").stderr.splitlines() == [
         "project -> out: 2 of 8 files changed, for 2 scripts",
-        "project/tools/test.py: needs no change itself",
-        "project/train.py: needs no change itself",
-        "project/nets.py -> out/nets.py: 1 change",
-        "project/utils/loaders.py -> out/utils/loaders.py: 1 change",
+        "tools/test.py: needs no change itself",
+        "train.py: needs no change itself",
+        "nets.py: 1 change",
+        "utils/loaders.py: 1 change",
         "    2  lets the processes start",
         "not looked at: 1 ignored by git, 1 version control",
-        "How to run them, with your own arguments:",
-        f"  python out/tools/test.py   # {STARTS}",
+        f"Run them: python out/tools/test.py   # {STARTS}; {TRY}",
         "  and in the same way out/train.py",
         "  dp2ddp_runtime must be there where they run: convert with --vendor, or pip install ./runtime (of dp2ddp).",
     ]
@@ -63,7 +62,7 @@ def test_a_script_goes_with_the_package_from_which_it_imports(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     done = command("convert", "pkg/train/train.py", "-o", "out/")
     assert sorted(read("out")) == ["pkg/__init__.py", "pkg/nets.py", "pkg/train/train.py"]
-    assert "\n  PYTHONPATH=out python out/pkg/train/train.py   # one process" in done.stderr
+    assert "\nRun it: PYTHONPATH=out python out/pkg/train/train.py   # one process" in done.stderr
 
 
 def test_a_directory_in_place(project: Path) -> None:
@@ -194,7 +193,7 @@ def test_a_script_to_a_folder_takes_along_what_must_change(project: Path) -> Non
     result = run("project/train.py", "-o", "out/")
     assert result.exit_code == 0, result.output
     assert read("out") == {path: CONVERTED[path] for path in ("train.py", "nets.py", "utils/loaders.py", "plain.py")}
-    assert "project/nets.py -> out/nets.py: 1 change\n" in result.stderr
+    assert "nets.py: 1 change\n" in result.stderr
     again = run("project/train.py", "-o", "out")
     assert again.stderr == "dp2ddp: out/train.py: exists already; use --force to overwrite it\n"
     assert run("project/train.py", "-o", "out", "--force", "--vendor").exit_code == 0
@@ -225,7 +224,7 @@ def test_the_project_of_a_script_is_found_by_what_marks_it(project: Path, monkey
     Path("../../pyproject.toml").touch()
     assert "../../nets.py: 1 change\n" in run("run.py").stderr
     absolute = str(Path("run.py").resolve())
-    assert f"\n{Path('../../nets.py').resolve()}: 1 change\n" in run(absolute).stderr
+    assert "\n../../nets.py: 1 change\n" in run(absolute).stderr
 
 
 def test_errors_in_imported_files_have_the_users_names(project: Path) -> None:
@@ -237,7 +236,7 @@ def test_errors_in_imported_files_have_the_users_names(project: Path) -> None:
     assert "plain.py" in json.loads(run("project/train.py", "--format", "json").stdout)["warnings"][0]
 
 
-def test_many_scripts_take_several_processes(tmp_path: Path) -> None:
+def test_many_scripts_are_converted_one_by_one(tmp_path: Path) -> None:
     """For real, in a process of its own: what comes back from the others is whole, errors included."""
     script = "import torch.nn as nn\n\nnet = nn.DataParallel(Net())\nprint(net)\n"
     files = {f"script_{number}.py": script for number in range(5)}

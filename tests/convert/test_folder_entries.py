@@ -8,7 +8,7 @@ import pytest
 from commands import write
 from stubbed import CONVERTED, FILES, GUARD, read, run
 
-from dp2ddp.convert.running import STARTS
+from dp2ddp.convert.running import STARTS, TRY
 
 
 def test_a_script_of_a_package_is_started_as_a_module(project: Path) -> None:
@@ -16,7 +16,7 @@ def test_a_script_of_a_package_is_started_as_a_module(project: Path) -> None:
     write(project, {"pack/__init__.py": "", "pack/main.py": "from .parts import go\ngo()\n"})
     write(project, {"pack/parts.py": "import torch.nn as nn\ndef go():\n    nn.DataParallel(nn.Linear(4, 2))\n"})
     lines = run("project", "--entry", "pack/main.py", "-o", "out").stderr.splitlines()
-    assert f"  cd out && python -m pack.main   # {STARTS}" in lines
+    assert f"Run it: cd out && python -m pack.main   # {STARTS}; {TRY}" in lines
 
 
 def test_entries_can_be_named(project: Path) -> None:
@@ -52,10 +52,10 @@ def test_a_program_that_cant_be_converted_says_so(project: Path, command: list[s
     write(project, {"nets.py": "class Mine(DataParallel): pass  # ODD\nnet = Mine(1)\n", "utils/loaders.py": ""})
     result = run(*command)
     assert result.exit_code == 0, result.output
-    assert "project/train.py: not converted\n" in result.stderr
-    assert "  project/nets.py:1  DDP008  it is odd; look at it\n" in result.stderr
+    assert "train.py: not converted\n" in result.stderr
+    assert "nets.py:1  DDP008  it is odd; look at it\n" in result.stderr
     assert "nothing to convert" not in result.stderr
-    assert "How to run" not in result.stderr
+    assert "Run it" not in result.stderr
 
 
 def test_guessed_scripts_that_cant_be_converted_are_left_as_they_are(project: Path) -> None:
@@ -100,7 +100,7 @@ def test_imported_files_that_cant_be_read_matter_if_they_wrap(project: Path) -> 
 def test_scripts_that_never_come_to_a_wrap_stay(project: Path) -> None:
     write(project, {"prepare.py": f"OLD = 1\nprint(OLD)\n{GUARD.replace('wrap', 'print')}"})
     result = run("project", "-o", "out", "--entry", "train.py", "--entry", "prepare.py")
-    assert "project/prepare.py: never wraps a model, and stays as it is\n" in result.stderr
+    assert "prepare.py: never wraps a model, and stays as it is\n" in result.stderr
     assert read("out") == {
         **CONVERTED,
         "tools/test.py": FILES["tools/test.py"],

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 import pytest
+from commands import command
 
 from dp2ddp.command import terminal
 from dp2ddp.convert import diffs
@@ -81,7 +82,7 @@ def test_what_is_said_twice_for_a_line_is_said_once(printed: Printed) -> None:
 def test_notes_that_say_the_same_are_one_line(printed: Printed) -> None:
     notes = [Note("DDP016", Span.of(line, 0, line, 5), "it is odd", "look") for line in (3, 9, 9)]
     assert printed(Conversion("x\n", notes=notes))[1:] == [
-        "3 notes for a person to look at:",
+        "3 notes for a person to look at (`dp2ddp rules ID` says why):",
         "  train.py:3, 9  DDP016  it is odd; look",
     ]
 
@@ -91,7 +92,7 @@ def test_a_note_on_several_files_is_one_line(capsys: pytest.CaptureFixture[str])
     files = [File(name, None, Conversion("x\n", notes=notes)) for name in ("train.py", "test.py")]
     terminal.show_messages(lines_of(_report(files), verbose=False))
     assert capsys.readouterr().err.splitlines()[2:] == [
-        "2 notes for a person to look at:",
+        "2 notes for a person to look at (`dp2ddp rules ID` says why):",
         "  train.py:3, test.py:3  DDP001  `--help` starts all of them; leave it",
     ]
 
@@ -99,8 +100,8 @@ def test_a_note_on_several_files_is_one_line(capsys: pytest.CaptureFixture[str])
 def test_a_long_summary_is_cut_unless_it_is_verbose(printed: Printed) -> None:
     notes = [Note("DDP016", Span.of(line, 0, line, 5), f"it is odd, {line}", "look") for line in range(1, 21)]
     short = printed(Conversion("x\n", notes=notes))
-    assert short[1] == "20 notes for a person to look at:"
-    assert len(short) == 2 + 6 + 1
+    assert short[1] == "20 notes for a person to look at (`dp2ddp rules ID` says why):"
+    assert len(short) == 2 + 7 + 1
     assert short[-1] == "  and 14 more, which --verbose shows"
     assert len(printed(Conversion("x\n", notes=notes), verbose=True)) == 2 + 20
 
@@ -113,3 +114,21 @@ def test_square_brackets_are_no_markup(printed: Printed) -> None:
 def test_long_lines_are_not_wrapped(printed: Printed) -> None:
     edit = RemoveStatement("DDP003", SPAN, "long " * 60)
     assert "long " * 60 in "\n".join(printed(Conversion("x\n", edits=[edit], changed=True), verbose=True))
+
+
+def test_one_script_s_summary_is_ten_lines_and_says_no_absolute_path_twice(tmp_path: Path) -> None:
+    loaders = "".join(f"torch.utils.data.DataLoader([{n}])\n" for n in range(9))
+    odd = "".join(f"def f{n}():\n    loss.data[0]\n" for n in range(30))
+    script = tmp_path / "train.py"
+    script.write_text(f"import torch\n{loaders}net = torch.nn.DataParallel(net, device_ids=[0, 1, 2])\n{odd}")
+    said = command("convert", str(script), "-o", str(tmp_path / "out.py")).stderr
+    assert len(said.splitlines()) <= 10
+    assert said.count(str(tmp_path)) == 2  # what is read, and what is to be run
+    assert f"Run it: python {tmp_path / 'out.py'}   # 3 processes, one on each GPU of `device_ids`; to try it" in said
+
+
+def test_changes_are_counted_as_they_are_in_the_output(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("from torch.nn import DataParallel, Linear\nnet = DataParallel(Linear(4, 2))\n")
+    done = command("convert", str(tmp_path / "train.py"))
+    assert done.stdout.count("wrap_model") == 1
+    assert "    1  wraps the model" in done.stderr
