@@ -13,7 +13,7 @@ _LEFT_OUT = {
     "another machine",
     "module … has no attribute …",
     "Parent directory … does not exist.",
-    "dp2ddp: ……\n…….\n",
+    "dp2ddp: ……\n….\n",
 }
 
 
