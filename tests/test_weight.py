@@ -25,7 +25,7 @@ LIMITS = {
     "dp2ddp/source": 975,
     "dp2ddp/verify": 5_925,
     "runtime/dp2ddp_runtime": 7_375,
-    "tests": 1_625,
+    "tests": 1_600,
     "tests/analysis": 900,
     "tests/benchmarks": 475,
     "tests/command": 350,
