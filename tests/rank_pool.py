@@ -262,7 +262,7 @@ def _run(task: bytes, n: int, store: str, join: bool) -> Answer:
         if n > 1:
             files.install()
             streams.own_start()
-            hangs.start()
+            hangs.start(n)
     result = fn(*args, **kwargs)
     return Answer(True, result, spent=not join and world.store is not None)
 

@@ -21,7 +21,7 @@ LIMITS = {
     "dp2ddp/pretend_cuda": 950,
     "dp2ddp/project": 2_000,
     "dp2ddp/rewrite": 1_425,
-    "dp2ddp/rules": 2_075,
+    "dp2ddp/rules": 2_085,
     "dp2ddp/source": 975,
     "dp2ddp/verify": 5_925,
     "runtime/dp2ddp_runtime": 7_375,
@@ -38,7 +38,7 @@ LIMITS = {
     "tests/project": 975,
     "tests/rewrite": 625,
     "tests/rules": 800,
-    "tests/runtime": 7_900,
+    "tests/runtime": 7_950,
     "tests/source": 75,
     "tests/verify": 2_500,
 }

@@ -69,6 +69,10 @@ class Facts:
         """The dotted path of what an expression names in another package; None for anything else."""
         return self.names.qualified(node)
 
+    def brings_own(self, statement: ast.stmt) -> bool:
+        """Whether a statement imports a module of the program's own."""
+        return self.names.brings_own(statement)
+
     def definition(self, node: ast.AST | None) -> Definition | None:
         """The class or function of the program that an expression names."""
         return self.classes.definition(node)

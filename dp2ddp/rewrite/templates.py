@@ -72,12 +72,12 @@ def expression(template: str, holes: Holes, runtime: str) -> cst.BaseExpression:
 def statements(lines: Sequence[str], holes: Holes, runtime: str) -> list[cst.BaseStatement]:
     """The statements that `lines` make with `holes`.
 
-    Comment lines at the end come as a marker (see `marker`).
+    Comments and empty lines at the end come as a marker (see `marker`).
 
     Raises:
         EditError: the lines are no Python statements.
     """
-    module = _parse_lines(_RUNTIME_USE.sub(runtime, "\n".join(lines)))
+    module = _parse_lines(_RUNTIME_USE.sub(runtime, "".join(f"{line}\n" for line in lines)))
     made: list[cst.BaseStatement] = []
     lead = list(module.header)
     for statement in module.body:

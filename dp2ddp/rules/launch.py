@@ -16,7 +16,7 @@ _SETTINGS = ("sys.", "os.environ", "os.putenv", "warnings.", "matplotlib.use", "
 
 
 class LaunchRule(Rule):
-    """`ddp.setup()` behind the imports of each started file whose program wraps a model."""
+    """`ddp.setup()` on top of each started file whose program wraps a model, above the imports of its own modules."""
 
     id = "DDP001"
     title = "Say where the processes may start"
@@ -25,8 +25,9 @@ class LaunchRule(Rule):
         "`ddp.setup()` starts nothing: it says that from here on this process can become the first of several. The "
         "others start when a model is wrapped for several GPUs; then it is known which, whatever option or variable "
         "says so. A run that wraps nothing stays the single process that it was. So it has no arguments, and always "
-        "stands behind the imports on top of the started file. With `--allow-ddp` it leaves runs alone in which the "
-        "script sets up DDP itself."
+        "stands on top of the started file, behind the imports of libraries and above those of the program's own "
+        "modules: what these do while they are imported, such as opening a log, is rank 0's, too. With `--allow-ddp` "
+        "it leaves runs alone in which the script sets up DDP itself."
     )
     essential = True
     examples = (
@@ -139,16 +140,21 @@ if isinstance(net, nn.DataParallel):  # nothing is wrapped here: one process, as
         line = f"ddp.setup({'beside_ddp=True' * facts.beside_ddp})"
         for entry in (each for each in facts.entries if each.body):
             top = _top(facts, entry)
+            below = entry.body[0 if top is None else entry.body.index(top) + 1 :][:1]
+            is_close = any(each.lineno <= (each.lineno if top is None else top.end_lineno or 0) + 1 for each in below)
+            lines = [line, *[""] * (is_close and facts.brings_own(below[0]))]
             if top is None:
-                yield InsertBefore(self.id, facts.span(entry.body[0]), _REASON, [line])
-                continue
-            yield InsertAfter(self.id, facts.span(top), _REASON, ["", line])
+                yield InsertBefore(self.id, facts.span(entry.body[0]), _REASON, ["", *lines])
+            else:
+                yield InsertAfter(self.id, facts.span(top), _REASON, ["", *lines])
 
 
 def _top(facts: Facts, entry: ast.Module) -> ast.stmt | None:
-    """The last of the imports on top of a file; else its docstring; None where it has neither."""
+    """The last of the imports of libraries on top of a file; else its docstring; None where it has neither."""
     found = None
     for statement in entry.body:
+        if facts.brings_own(statement):
+            break
         if _holds_imports(facts, statement) or (found is None and _is_text(statement)):
             found = statement
         elif not _is_setting(facts, statement):

@@ -212,6 +212,10 @@ class Names:
         """`from package import module`, where the package's `__init__.py` doesn't bind it."""
         return self._module(module, name, 1) if self.source.is_package(module) else None
 
+    def brings_own(self, statement: ast.stmt) -> bool:
+        """Whether an import, or what is in a statement, runs a module of the program's own."""
+        return any(node in self._modules for node in ast.walk(statement))
+
     def _imported_by(self, module: ast.Module) -> list[ast.Module]:
         return [tree for each in self._imports.get(module, ()) for tree in self._modules[each]]
 

@@ -57,7 +57,7 @@ class Birth:
         self.folder = ""
         self.terminals: list[str] = []  # rank 0's, on another rank
         self.born: Any = None  # what rank 0 tells at its first wrap
-        self.early: dict[str, str] = {}  # what `broadcast` was given above `setup`, by line, as `codec.dumps` writes it
+        self.asked_at = ""  # a line above `setup` that has asked for what is rank 0's
         self.left = False
 
 
@@ -79,8 +79,8 @@ def form(device_ids: Any = None) -> int:
     if not birth.begun:
         if not birth.called and multiprocessing.parent_process() is None and len(gpus.wanted(device_ids)) > 1:
             place.warn(
-                "this wrap asks for several devices, and one process trains: put ddp.setup() behind the imports of the "
-                "file that is started"
+                "this wrap asks for several devices, and one process trains: put ddp.setup() on top of the file "
+                "that is started"
             )
         return 1
     if os.getpid() != world.pid:
@@ -175,7 +175,7 @@ def _start_children(size: int) -> None:
     # Everybody on this machine can connect to it, and nobody can guess what the keys begin with.
     secret = secrets.token_hex(16)
     world.store = dist.PrefixStore(secret, store)  # type: ignore[attr-defined]
-    told = {"port": port, "secret": secret, "terminals": quiet.terminals(), "early": birth.early}
+    told = {"port": port, "secret": secret, "terminals": quiet.terminals()}
     for rank in range(1, size):
         hangs.state.children.append(Child(rank, told, gpus.take_own(birth.born, rank)))
 
@@ -191,7 +191,7 @@ def _meet(ids: Sequence[int]) -> None:
     size = birth.born["size"]
     if world.rank == 0:
         hangs.install()
-    hangs.start()
+    hangs.start(size)
     if world.rank == 0:
         tell("folder", os.getcwd())
     count("here", 1)
@@ -209,8 +209,6 @@ def _meet(ids: Sequence[int]) -> None:
     hangs.share_signals()
     agree("the number of devices", len(ids))
     agree("the seed that torch was given before the first wrap", torch.initial_seed())
-    if birth.launched:  # whose ranks have started by themselves
-        agree("what ddp.broadcast was given above ddp.setup()", sorted(birth.early.items()))
     exchange("the first wrap")
 
 

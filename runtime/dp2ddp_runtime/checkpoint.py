@@ -14,6 +14,7 @@ from torch import nn
 from .acting import acting
 from .disk import changing
 from .model import wrap_model
+from .nesting import nested
 from .rows import materialize
 from .whose import mode_of, ours
 from .world import world
@@ -91,7 +92,7 @@ def _save_whole(obj: object, f: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def load(f: File, *args: Any, **kwargs: Any) -> Any:
-    """`torch.load`; a whole `nn.DataParallel` that was pickled comes back wrapped, also as a value of a dictionary.
+    """`torch.load`; a whole `nn.DataParallel` that was pickled comes back wrapped, also one in dicts and lists.
 
     A read waits for the writes of that file that this rank has passed. No collective.
 
@@ -105,16 +106,10 @@ def loading(real: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(real)
     def function(f: File, *args: Any, **kwargs: Any) -> Any:
-        obj = real(f, *args, **kwargs)
-        if isinstance(obj, dict):
-            for key, value in obj.items():
-                obj[key] = _wrapped(value)
-        return _wrapped(obj)
+        return nested(_wrapped, real(f, *args, **kwargs), nn.DataParallel)
 
     return function
 
 
 def _wrapped(value: Any) -> Any:
-    if not isinstance(value, nn.DataParallel):
-        return value
     return wrap_model(value.module, dim=getattr(value, "dim", 0))  # without CUDA it has none

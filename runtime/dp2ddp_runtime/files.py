@@ -270,7 +270,7 @@ def _open_descriptor(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | 
             keeps = not flags & os.O_TRUNC
             if keeps:
                 disk.look(whole)
-            made = sinks.descriptor(path if keeps else None)
+            made = sinks.named_descriptor(whole, keeps)
         else:
             made = _real_os_open(path, flags, mode, dir_fd=dir_fd)
     disk.opens(whole, raw=True)

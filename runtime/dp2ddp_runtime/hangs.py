@@ -241,20 +241,22 @@ def _kill() -> None:
 # ---- the thread that looks -------------------------------------------------------------------------------------------
 
 
-def start() -> None:
-    """Look after this rank from now on. SystemExit if `DP2DDP_STUCK_AFTER` is no number."""
+def start(size: int) -> None:
+    """Look after this rank, one of `size`, from now on. SystemExit if `DP2DDP_STUCK_AFTER` is no number."""
+    if state.thread is not None:
+        return
     given = os.environ.get(STUCK_AFTER, "60")
     try:
         stuck_after = max(0.0, float(given))
     except ValueError:
         raise SystemExit(f"dp2ddp: {STUCK_AFTER} must be a number of seconds, not {given!r}") from None
-    state.thread = threading.Thread(target=_Watch(stuck_after).run, daemon=True, name="dp2ddp")
+    state.thread = threading.Thread(target=_Watch(stuck_after, size).run, daemon=True, name="dp2ddp")
     state.thread.start()
 
 
 class _Watch:
-    def __init__(self, stuck_after: float) -> None:
-        self._stuck_after = stuck_after
+    def __init__(self, stuck_after: float, size: int) -> None:
+        self._stuck_after, self._size = stuck_after, size
         self._every = min(1.0, max(0.05, stuck_after / 5))
         self._turn = self._said = 0
         self._interrupted = math.inf, -1  # when, and what was passed by then
@@ -320,6 +322,7 @@ class _Watch:
             "for": time.monotonic() - self._moved[2],
             "passed": world.passed,
             "debugs": debugs,
+            "raised": world.raised,
         }
 
     def _heard(self, rank: int) -> Any:
@@ -333,7 +336,7 @@ class _Watch:
         return told if time.monotonic() - when < _SILENT_AFTER * self._every + 0.5 else None
 
     def _judge(self) -> None:
-        states = [self._heard(rank) for rank in range(world.size)]
+        states = [self._heard(rank) for rank in range(self._size)]
         self._rounds += 1
         if any(each and each["debugs"] for each in states):
             return
@@ -389,7 +392,7 @@ def _text(states: Sequence[Any]) -> str:
         if each is None:
             lines.append(f"  rank {rank} doesn't answer: it is stopped, out of reach, or hasn't come to the first wrap")
         elif each["left"]:
-            lines.append(f"  rank {rank} has left the script")
+            lines.append(f"  rank {rank} has left the script{each['raised']}")
         else:
             what = f"waits for {each['waits']}" if each["waits"] else f"is at work: {each['does']}"
             lines.append(f"  rank {rank} at {each['line']} for {each['for']:.0f} s: {what}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import inspect
 import io
-import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,9 +16,9 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from . import codec
+from . import place
 from .acting import acting
-from .birth import PLACE, birth
+from .birth import birth
 from .disk import EVERYTHING, changing, disk
 from .rows import materialize
 from .told import count, hear, tell
@@ -27,7 +26,6 @@ from .whose import mode_of, ours, turn
 from .world import world
 
 T = TypeVar("T")
-_MOST_EARLY, _LONGEST_EARLY = 100, 500  # values, and characters of each: the environment has room for 128 kB
 
 
 def main_only(target: T) -> T:
@@ -49,8 +47,10 @@ def main_only(target: T) -> T:
 
 
 def _is_other() -> bool:
-    """Whether this is another rank than 0, or becomes one in `setup`, above which modules are imported."""
-    return world.rank > 0 or (not birth.called and PLACE in os.environ)
+    """Whether this is another rank than 0. Above `setup` that isn't known, which `setup` will tell."""
+    if not (birth.called or birth.asked_at):
+        birth.asked_at = place.line()
+    return world.rank > 0
 
 
 def _on_this_rank(target: Any) -> Any:
@@ -207,8 +207,7 @@ def broadcast(value: T) -> T:
         TypeError: it is something else.
         PeerError: rank 0 has ended without coming here.
     """
-    if not (birth.called or disk.is_used):
-        return cast("T", _early(value))
+    _is_other()
     if os.getpid() != world.pid or not disk.is_used:
         return value
     value, key = materialize(value), turn("value")
@@ -222,17 +221,3 @@ def broadcast(value: T) -> T:
     if isinstance(found, torch.Tensor) and isinstance(value, torch.Tensor):
         return cast("T", found.to(value.device))
     return cast("T", found)
-
-
-def _early(value: Any) -> Any:
-    """Above `setup`, while modules are imported: a rank that rank 0 starts finds rank 0's value in its environment."""
-    key = turn("value")
-    text = json.loads(os.environ.get(PLACE, "{}")).get("early", {}).get(key)
-    if text is not None:
-        return codec.loads(text, [])
-    tensors: list[torch.Tensor] = []
-    with suppress(TypeError):  # no plain value; in a process that stays alone that doesn't matter
-        plain = codec.dumps(value, tensors)
-        if not tensors and len(plain) <= _LONGEST_EARLY and len(birth.early) < _MOST_EARLY:
-            birth.early[key] = plain
-    return value

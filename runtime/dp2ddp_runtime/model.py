@@ -197,6 +197,7 @@ class WrappedModel(DistributedDataParallel):
             with streams.forward if has_rows else streams.Stream(rank=0), keeping_saved_tensors():
                 return own(*call.args, **call.kwargs)
         except Exception as error:  # noqa: BLE001 - whatever the script has raised
+            world.raised = f" (behind {type(error).__name__}: {str(error)[:200]})"
             raise _of_the_script(error)  # noqa: B904 - the error itself
         finally:
             _Running.now, Copy.idle = False, False
@@ -354,6 +355,8 @@ class WrappedModel(DistributedDataParallel):
 
 # As the original prints itself, and as scripts write it into checkpoints and file names.
 WrappedModel.__name__ = nn.DataParallel.__name__
+# `isinstance(m, nn.DataParallel)` was converted to this class, and a checkpoint may hold a plain one.
+WrappedModel.register(nn.DataParallel)
 _LISTS_UNTIL = 8  # calls
 _PER_OBJECT = ("_cutter", "_memory", "_calls", "_version", "_by_rows")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import functools
+import hashlib
 import io
 import os
 import shutil
@@ -12,9 +14,10 @@ import weakref
 from contextlib import suppress
 from typing import IO, Any, Callable
 
+from .acting import acting
 from .disk import disk
 
-_open, _replace = builtins.open, os.replace
+_open, _os_open, _replace = builtins.open, os.open, os.replace
 
 
 def descriptor(path: Any = None) -> int:
@@ -24,11 +27,35 @@ def descriptor(path: Any = None) -> int:
     """
     with tempfile.TemporaryFile() as private:
         if path is not None:
-            was = disk.version(os.path.abspath(os.fsdecode(path)), 1)
-            with suppress(OSError), _open(was, "rb") as found:  # not there, or gone
-                shutil.copyfileobj(found, private)
-            private.seek(0)
+            _copy_into(private, path)
         return os.dup(private.fileno())
+
+
+def named_descriptor(path: Any, keeps: bool) -> int:
+    """The same, of a file that has a name: who locks files (filelock) takes one without for deleted.
+
+    A path has the same file each time. With `keeps` it begins as a copy of what was there.
+    """
+    name = os.path.join(_folder(os.getpid()), hashlib.sha256(os.fsencode(path)).hexdigest())
+    with acting("own"), _open(name, "wb") as private:
+        if keeps:
+            _copy_into(private, path)
+        return _os_open(name, os.O_RDWR)
+
+
+@functools.cache
+def _folder(process: int) -> str:
+    """For files of this process, with which it goes."""
+    folder = tempfile.mkdtemp(prefix="dp2ddp-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _copy_into(private: IO[bytes], path: Any) -> None:
+    was = disk.version(os.path.abspath(os.fsdecode(path)), 1)
+    with suppress(OSError), _open(was, "rb") as found:  # not there, or gone
+        shutil.copyfileobj(found, private)
+    private.seek(0)
 
 
 class Nowhere(io.FileIO):

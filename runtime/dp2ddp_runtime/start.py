@@ -42,7 +42,8 @@ def setup(
     beside_ddp: bool = False,
     start: str = "wrap",
 ) -> None:
-    """From here on this process can become rank 0 of several. Stands behind the imports of the started file.
+    """From here on this process can become rank 0 of several. Stands on top of the started file: behind the imports of
+    libraries, and above those of the script's own modules.
 
     Starts nothing. At the first wrap (`wrap_model`) that wants several devices, the same command is started once for
     each further one, and runs up to the same line. A run without such a wrap stays a single process.
@@ -94,6 +95,11 @@ def _is_child() -> bool:
 
 def _begin(command: list[str], init_method: str | None) -> None:
     """This process may become one of several. It is rank 0, or waits to be another one."""
+    if birth.asked_at:
+        raise SystemExit(
+            f"dp2ddp: {birth.asked_at} asks for what is rank 0's (ddp.broadcast, ddp.main_only) above ddp.setup(), "
+            "where each rank would have its own: put ddp.setup() above the import of that module"
+        )
     birth.begun = kept.keeps = True
     world.pid = os.getpid()  # it may have been forked from one that has imported this
     birth.command, birth.folder = command, os.getcwd()
@@ -151,6 +157,7 @@ def _join(own: Any, init_method: str | None) -> None:
     except SystemExit as error:  # which Python would write to where this rank's output goes: nowhere
         hangs.say(f"{error}\n")
         raise SystemExit(1) from None
+    hangs.start(born["size"])
     streams.restore(born["states"])
     streams.own_start()
 

@@ -65,6 +65,7 @@ class World:
         self.models: weakref.WeakSet[Any] = weakref.WeakSet()  # that are wrapped
         self.signals: Callable[[list[Any]], Any] = lambda told: None  # handles those of which any rank has told
         self.noted: dict[int, float] = {}  # signals to be told of
+        self.raised = ""  # what a forward has raised since the last message, for ranks that come apart by it
 
     def meet(self, store: Any, rank: int, size: int, device: torch.device, shares: bool = False) -> None:
         """Make the groups of `size` ranks. A collective of them all.
@@ -158,8 +159,9 @@ def exchange(kind: str, value: Any = None, tensors: Sequence[torch.Tensor] = ())
     kinds = [[str(t.dtype)[6:], [*t.shape]] for t in sent]
     rest = [[] if is_small else [*t.shape] for t, is_small in zip(tensors, small)]
     agreed, world.agreed = world.agreed, []
-    at, noted = place.line(), [*world.noted]
-    head = json.dumps([world.count, kind, at, agreed, noted, text, len(inside), kinds, rest, small]).encode()
+    at, noted, raised = place.line(), [*world.noted], world.raised
+    world.raised = ""
+    head = json.dumps([world.count, kind, at, agreed, noted, text, len(inside), kinds, rest, small, raised]).encode()
     message = b"".join([len(head).to_bytes(8, "little"), head, *map(codec.memory, sent)])
     with waiting(kind):
         found = [_parsed(each) for each in _all_gather(message)]
@@ -180,7 +182,7 @@ def _parsed(data: bytes) -> tuple[Any, memoryview]:
 
 def _compare(heads: Sequence[Any]) -> None:
     if any(head[:3] != heads[0][:3] for head in heads):
-        where = "; ".join(f"rank {rank} at {head[2]}: {head[1]}" for rank, head in enumerate(heads))
+        where = "; ".join(f"rank {rank} at {head[2]}: {head[1]}{head[-1]}" for rank, head in enumerate(heads))
         raise Divergence(f"the ranks have come apart: {where}. {ADVICE}")
     if any(head[3] != heads[0][3] for head in heads):
         told = [dict(map(_named, enumerate(head[3]))) for head in heads]
@@ -195,7 +197,7 @@ def _named(numbered: Any) -> Any:
 
 
 def _value(head: Any, data: memoryview) -> tuple[Any, list[Any]]:
-    _, _, _, _, _, text, inside, kinds, rest, small = head
+    _, _, _, _, _, text, inside, kinds, rest, small, _ = head
     came = []
     for dtype, shape in kinds:
         tensor = torch.empty(shape, dtype=getattr(torch, dtype))

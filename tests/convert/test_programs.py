@@ -107,17 +107,20 @@ def test_a_factory_by_any_import(importing: str, used: str) -> None:
     assert "ddp.shard_loader(" in done["lib/data.py"].new_text  # what it returns was called
 
 
-def test_setup_stands_behind_the_imports_also_where_one_of_them_wraps() -> None:
+def test_setup_stands_above_the_imports_of_the_programs_own_modules() -> None:
+    """One of them wraps, or opens a log, while it is imported."""
     files = {
-        "train.py": "import os\nfrom model import net\nprint(net)\n",
+        "train.py": "import os\nfrom model import net\nimport sys\nprint(net)\n",
         "model.py": "import torch.nn as nn\nnet = nn.DataParallel(nn.Linear(4, 2))\n",
     }
     assert converted(files)["train.py"].new_text.splitlines() == [
         "import os",
-        "from model import net",
         "import dp2ddp_runtime as ddp",
         "",
         "ddp.setup()",
+        "",
+        "from model import net",
+        "import sys",
         "print(net)",
     ]
 

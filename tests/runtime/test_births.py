@@ -148,14 +148,24 @@ def test_a_started_file_may_import_one_that_calls_setup(tmp_path: Path) -> None:
     assert lines(done) == ["True 2"]
 
 
-def test_what_modules_ask_for_while_they_are_imported_is_rank_0s(warm: Warm, tmp_path: Path) -> None:
-    """They are imported above `setup`, where no rank knows that it is one."""
+def test_what_modules_do_while_they_are_imported_below_setup_is_rank_0s(warm: Warm, tmp_path: Path) -> None:
     name = "name = ddp.broadcast(str(os.getpid()))\n"
-    write(tmp_path, f"{name}show = ddp.main_only(open)\nshow('seen', 'a').write('x')\n", "config.py")
-    body = f"import config\nddp.setup()\n{WRAP}told = ddp.gather(config.name)\n"
+    log = "import logging\nlogging.basicConfig(filename='log', level='INFO')\nlogging.info('once')\n"
+    write(tmp_path, f"{name}show = ddp.main_only(open)\nshow('seen', 'a').write('x')\n{log}", "config.py")
+    body = f"ddp.setup()\nimport config\n{WRAP}told = ddp.gather(config.name)\nconfig.logging.info('twice')\n"
     check = "config.show('seen', 'a').write('y')\nprint(told[0] == told[1], told[0] == str(os.getpid()))"
     assert lines(warm.start(write(tmp_path, body + check), cwd=tmp_path)) == ["True True"]
     assert (tmp_path / "seen").read_text() == "xy"
+    assert (tmp_path / "log").read_text() == "INFO:root:once\nINFO:root:twice\n"
+
+
+def test_what_modules_ask_for_above_setup_is_told(warm: Warm, tmp_path: Path) -> None:
+    """No rank knows there that it is one."""
+    write(tmp_path, "name = ddp.broadcast(1)\n", "config.py")
+    done = warm.start(write(tmp_path, f"import config\nddp.setup()\n{WRAP}"), cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("dp2ddp: config.py:4 asks for what is rank 0's (ddp.broadcast, ddp.main_only) above")
+    assert warm.start(tmp_path / "train.py", nproc=1, cwd=tmp_path).returncode == 0
 
 
 def test_without_gpus_a_script_is_told_of_as_many_as_are_asked_for(warm: Warm, tmp_path: Path) -> None:
@@ -268,7 +278,9 @@ def test_other_launchers(warm: Warm, tmp_path: Path, given: str) -> None:
 
 def test_seeds_of_each_ranks_own_are_told_at_the_first_wrap(warm: Warm, tmp_path: Path) -> None:
     """Data that was made, or split, with them would differ without a word."""
-    done = warm.start(script(tmp_path, "import random\ntorch.manual_seed(random.SystemRandom().getrandbits(40))\n" + WRAP))
+    done = warm.start(
+        script(tmp_path, "import random\ntorch.manual_seed(random.SystemRandom().getrandbits(40))\n" + WRAP)
+    )
     assert done.returncode == 1
     assert "the seed that torch was given before the first wrap at train.py:" in done.stderr
     assert "ddp.broadcast gives all ranks rank 0's value" in done.stderr

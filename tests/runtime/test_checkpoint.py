@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from dp2ddp_runtime import load, load_state_dict, save
+from dp2ddp_runtime import model as models
 from dp2ddp_runtime.world import world
 from torch import nn
 
@@ -285,9 +286,12 @@ def test_optimizers_and_options_are_passed_on() -> None:
 def _loaded_by_the_script(path: Path) -> list[str]:
     from torch import nn
 
-    torch.save({"net": nn.DataParallel(nn.Linear(2, 2)), "step": 3}, path)
+    torch.save({"nets": [{"net": nn.DataParallel(nn.Linear(2, 2))}], "step": 3}, path)
     saved = torch.load(path, weights_only=False)
-    return [type(saved["net"]).__qualname__, str(saved["step"])]
+    net = saved["nets"][0]["net"]
+    assert isinstance(net, models.WrappedModel)  # as the script's own `isinstance` is converted
+    assert not isinstance(net.module, models.WrappedModel)
+    return [type(net).__qualname__, str(saved["step"])]
 
 
 def test_torch_load_itself_loads_as_ddp_load_does(ranks: Any, tmp_path: Path) -> None:

@@ -47,6 +47,15 @@ def is_alive(pid: int) -> bool:
             1,
             ["have come apart", f"rank 1 at train.py:{FIRST}", f"rank 0 at train.py:{FIRST + 1}"],
         ),
+        (
+            "fails = net.module.register_forward_pre_hook(lambda *_: 1 / 0 if is_last else None)\n"
+            "try: net(x)\nexcept ArithmeticError: fails.remove()",
+            1,
+            [
+                "have come apart",
+                f"rank 1 at train.py:{FIRST + 3}: the wrapped model (behind ZeroDivisionError: division",
+            ],
+        ),
         ("x = x if is_last else x + 1", 1, ["differs between the ranks", "ddp.shard_loader"]),
     ],
 )
@@ -103,6 +112,15 @@ def test_who_waits_and_where_is_told_once_and_the_job_goes_on(warm: Warm, tmp_pa
     assert f"rank 0 at train.py:{FIRST + 1}" in done.stderr
     assert f"rank 1 at train.py:{FIRST}" in done.stderr
     assert "is at work: if is_last: time.sleep(3)" in done.stderr
+
+
+def test_a_rank_that_is_long_before_the_first_wrap_says_where(warm: Warm, tmp_path: Path) -> None:
+    slow = "ddp.setup()\nimport time\nif 'DP2DDP_RANK_OF' in os.environ: time.sleep(4)\n"
+    path = write(tmp_path, slow + "ddp.wrap_model(torch.nn.Linear(2, 1))")
+    done = warm.start(path, forked=True, env={"DP2DDP_STUCK_AFTER": "1"})
+    assert done.returncode == 0, done.stderr
+    assert "rank 0 at train.py:7" in done.stderr
+    assert "is at work: if 'DP2DDP_RANK_OF' in os.environ: time.sleep(4)" in done.stderr
 
 
 def test_a_job_in_which_nothing_moves_ends(warm: Warm, tmp_path: Path) -> None:
