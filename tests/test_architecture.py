@@ -11,12 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from dp2ddp.analysis.facts import Facts
-from dp2ddp.convert.pipeline import convert_source
-from dp2ddp.convert.plan import plan
-from dp2ddp.rules import Options
-from dp2ddp.source.program import parse
-
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/architecture.md").read_text("utf-8")
 #: Each folder of a package asks those before it, and none behind it. The runtime is one folder.
@@ -37,7 +31,7 @@ FLOWS: dict[str, tuple[str, ...]] = {
     "dp2ddp_runtime": (),
 }
 PACKAGES = {"dp2ddp": ROOT / "dp2ddp", "dp2ddp_runtime": ROOT / "runtime/dp2ddp_runtime"}
-EVERY_FILE = "## Every file"
+EVERY_FILE = "each file of the runtime:\n\n"
 #: A file of the runtime is a whole idea, whatever that takes; the longest are to become shorter.
 MOST_LINES = {"dp2ddp": 400, "dp2ddp_runtime": 575, "tests": 450}
 MOST_AT_THE_TOP = 5
@@ -149,58 +143,25 @@ def test_the_picture_is_the_code_s() -> None:
     assert _picture() in PAGE, f"docs/architecture.md should have:\n{_picture()}"
 
 
+def _first_line(path: Path) -> str:
+    first = path.read_text("utf-8").splitlines()[0]
+    assert re.fullmatch(r'""".+[.?](""")?', first), f"{path}: its first line should be a sentence: {first}"
+    return first.strip('"').replace("``", "`")
+
+
 def _every_file() -> str:
-    """What the first line of each file, and of each folder's `__init__.py`, says that it is."""
-    page: list[str] = []
-    for package, root in PACKAGES.items():
-        for path in sorted(_modules(package).values(), key=lambda path: _order(path.relative_to(root), package)):
-            first = path.read_text("utf-8").splitlines()[0]
-            assert re.fullmatch(r'""".+[.?](""")?', first), f"{path}: its first line should be a sentence: {first}"
-            text = first.strip('"').replace("|", "\\|").replace("``", "`")
-            if path.parent.name == "rules" and text.startswith("DDP"):
-                continue  # docs/rules.md has it
-            if path.name == "__init__.py":
-                page.append(f"\n### `{path.parent.relative_to(ROOT)}/`\n\n{text}\n")
-                page += ["| file | what it is |", "|---|---|"] if len(list(path.parent.glob("*.py"))) > 1 else []
-            else:
-                page.append(f"| `{path.name}` | {text} |")
-    return "\n".join(page).strip()
+    """What each folder of the codemod, and each file of the runtime, says in its first line."""
+    first = {path: _first_line(path) for package in PACKAGES for path in _modules(package).values()}
+    folders = [PACKAGES["dp2ddp"] / folder for folder in FLOWS["dp2ddp"]]
+    lines = [f"- `dp2ddp/{folder.name}/`: {first[folder / '__init__.py']}" for folder in folders]
+    runtime = sorted(PACKAGES["dp2ddp_runtime"].glob("[!_]*.py"))
+    return "\n".join([*lines, *(f"- `{path.name}`: {first[path]}" for path in runtime)])
 
 
-def _order(path: Path, package: str) -> tuple[int, tuple[str, ...], bool, str]:
-    """Folders as data flows through them, in each first what it is."""
-    flow = FLOWS[package]
-    place = flow.index(path.parts[0]) if path.parts[0] in flow else -1
-    return place, path.parent.parts, path.name != "__init__.py", path.name
-
-
-def test_every_file_is_on_the_page_as_it_calls_itself() -> None:
-    assert PAGE.partition(EVERY_FILE)[2] == f"\n\n{_every_file()}\n", "python tests/test_architecture.py writes it"
-
-
-def _walk(text: str) -> Iterator[str]:
-    """A script's way through the stages, with the values that it really has there."""
-    source = parse(text, "train.py")
-    facts = Facts(source)
-    (wrap,), (loader,) = facts.wraps.models, facts.loaders.calls
-    yield f"source     {len(source.files)} file, {len(source.nodes)} nodes"
-    yield f"names      {source.segment(wrap.func)} is {facts.qualified(wrap.func)}"
-    yield f"facts      wraps.models: line {wrap.lineno}; wraps.targets: {', '.join(sorted(facts.wraps.targets))}"
-    yield f"           loaders.calls: line {loader.lineno}"
-    yield f"           entries: {len(facts.entries)} file; blockers: {facts.blockers}"
-    for edit in plan(source, Options()).edits:
-        what = "; ".join(filter(None, edit.source.split("\n")))
-        (line, column), _ = edit.span
-        yield f"plan       {edit.rule} {line}:{column} {type(edit).__name__} {what}".rstrip()
-
-
-def test_the_example_goes_through_the_stages_as_told() -> None:
-    before, after = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[:2]
-    stages = "```text\n" + "\n".join(_walk(before)) + "\n```"
-    assert stages in PAGE, f"docs/architecture.md should have:\n{stages}"
-    assert convert_source(before, "train.py", Options()).new_text == after
+def test_the_page_has_the_folders_and_the_runtime_s_files() -> None:
+    assert PAGE.partition(EVERY_FILE)[2] == f"{_every_file()}\n", "python tests/test_architecture.py writes it"
 
 
 if __name__ == "__main__":
-    page = f"{PAGE.partition(EVERY_FILE)[0]}{EVERY_FILE}\n\n{_every_file()}\n"
+    page = f"{PAGE.partition(EVERY_FILE)[0]}{EVERY_FILE}{_every_file()}\n"
     (ROOT / "docs/architecture.md").write_text(page, "utf-8")

@@ -60,12 +60,12 @@ def test_every_page_is_there_and_needs_no_network(site: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "page"),
     [
-        ("idiomatic", "problems"),
-        ("HuggingFace", "problems"),
-        ("Trainer", "questions"),
-        ("NCCL timeout", "problems"),
+        ("idiomatic", "troubleshooting"),
+        ("HuggingFace", "troubleshooting"),
+        ("Trainer", "troubleshooting"),
+        ("NCCL timeout", "troubleshooting"),
         ("SLURM", "launching"),
-        ("install", "install"),
+        ("install", "quickstart"),
     ],
 )
 def test_searching_finds_what_people_look_for(site: Path, words: str, page: str) -> None:

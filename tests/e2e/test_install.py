@@ -131,9 +131,9 @@ def test_it_converts_checks_and_vendors_without_torch(kind: str, built: dict[str
     assert refused.stderr == "dp2ddp: verify: torch is not installed; pip install torch\n"
 
 
-def _commands_of_the_readme() -> list[str]:
-    """What the README has its readers type for their own script: first to install, then the rest, in order."""
-    text = (fixture_data.ROOT / "README.md").read_text("utf-8")
+def _commands_of_the_pages() -> list[str]:
+    """What README and quick start have their readers type: first to install, then the rest, in order."""
+    text = "\n".join((fixture_data.ROOT / page).read_text("utf-8") for page in ("README.md", "docs/quickstart.md"))
     blocks = re.findall(r"^```console\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     lines = [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")]
     own = dict.fromkeys(" ".join(line.partition("  #")[0].split()) for line in lines if "dev.py" not in line)
@@ -162,7 +162,7 @@ def _lend(name: str, target: Path) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_the_commands_of_the_readme_in_a_clean_environment(tmp_path: Path) -> None:
+def test_the_commands_of_readme_and_quick_start_in_a_clean_environment(tmp_path: Path) -> None:
     """As written, but for `pip`, which is uv's, and finds this environment's torch there."""
     uv = (sys.executable, "-m", "uv")
     assert _call(*uv, "venv", "--python", sys.executable, tmp_path / "venv").returncode == 0
@@ -177,7 +177,7 @@ def test_the_commands_of_the_readme_in_a_clean_environment(tmp_path: Path) -> No
     work.mkdir()
     page = (fixture_data.ROOT / "docs" / "quickstart.md").read_text("utf-8")
     (work / "train.py").write_text(page.partition("<!-- file: train.py -->\n```python\n")[2].partition("```")[0])
-    commands = _commands_of_the_readme()
+    commands = _commands_of_the_pages()
     assert len(commands) >= 7
     for command in commands:
         cwd = fixture_data.ROOT if command.startswith("pip ") else work

@@ -163,7 +163,7 @@ def kinds_on_rank() -> list[torch.dtype]:
 
 
 def test_ranks_cast_to_what_was_asked_for(unused_port: str) -> None:
-    """As docs/questions.md says ("I said bfloat16, and DataParallel ran in float16")."""
+    """As docs/troubleshooting.md says ("I said bfloat16, and DataParallel ran in float16")."""
     at = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": unused_port}
     assert call(kinds_on_rank, ranks=2, PYTHONHASHSEED="0", **at) == [[torch.bfloat16] * 2] * 2
 
