@@ -32,7 +32,6 @@ FLOWS: dict[str, tuple[str, ...]] = {
         "command",
         "page",
         "convert",
-        "pretend_cuda",
         "verify",
     ),
     "dp2ddp_runtime": (),

@@ -23,7 +23,7 @@ _VERIFY_HELP = """Run SCRIPT (with nn.DataParallel) and its conversion side by s
 same model. ARGS, after --, are the script's own.
 
 Both run in scratch copies of the current directory, on the CPU, where nn.DataParallel is emulated; with --device cuda
-on GPUs, or on pretend ones. Compared are the parameters after every optimizer step, the losses, the printed lines, the
+on GPUs. Compared are the parameters after every optimizer step, the losses, the printed lines, the
 files written and the exit codes. What samples draw in workers depends on the sample on both sides, so augmentation is
 no obstacle. Exit codes: 0 shown to agree, 1 shown to differ, 2 could not run, 3 a mistake in dp2ddp, 4 neither is
 shown.
@@ -68,7 +68,7 @@ class _Verify(Command):
     type=click.Choice(["cpu", "cuda"]),
     default="cpu",
     show_default=True,
-    help="cuda: the GPUs; where there are fewer than replicas, pretend ones, on which a wrong device is an error.",
+    help="cuda: this machine's GPUs, as many as --nproc says.",
 )
 @click.option("--allow-ddp", is_flag=True, help="As in convert.")
 @click.option(

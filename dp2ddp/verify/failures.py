@@ -31,7 +31,7 @@ def _frames(files: str) -> re.Pattern[str]:
 
 OWN_FRAMES = _frames(r'<frozen runpy>|[^"\n]*dp2ddp/verify/(?:start/fork_server|run/run_script)\.py')
 _LIBRARIES = (
-    r"(?:dp2ddp_runtime|dp2ddp/verify|dp2ddp/pretend_cuda|torch/_dynamo)/|torch/(?:_compile|utils/_contextlib)\.py"
+    r"(?:dp2ddp_runtime|dp2ddp/verify|torch/_dynamo)/|torch/(?:_compile|utils/_contextlib)\.py"
 )
 _BETWEEN = _frames(rf'[^"\n]*(?:{_LIBRARIES})[^"\n]*')
 _NATIVE = re.compile(rf"^{_IN_FRONT}(?:frame #\d+: .*|Exception raised from .*)\n", re.MULTILINE)

@@ -36,7 +36,7 @@ def show(verdict: Verdict, name: str, *, quiet: bool = False, verbose: bool = Fa
             terminal.show_error(text)
         return
     n = verdict.options.replicas
-    where = verdict.options.gpus or "CPU replicas"
+    where = "GPUs" if verdict.options.cuda else "CPU replicas"
     title = f"{name}: nn.DataParallel on {n} {where}, and the converted script on {n} ranks"
     head = [style(title, bold=True), *(style(f"note: {note}", fg="yellow") for note in verdict.notes)]
     terminal.show_results([*([] if quiet else head), *_conclusion(verdict)])
@@ -51,8 +51,7 @@ def as_data(verdict: Verdict, name: str) -> dict[str, Any]:
         "exit_code": verdict.exit_code,
         "replicas": verdict.options.replicas,
         "precision": "float64" if verdict.options.float64 else "the script's",
-        "device": "cuda" if verdict.options.gpus else "cpu",
-        "pretended": verdict.options.pretended,
+        "device": "cuda" if verdict.options.cuda else "cpu",
         "synthetic_data": _synthetic(verdict),
         "tolerance": TOLERANCE if comparison else None,
         "findings": [

@@ -8,9 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from dp2ddp.command import terminal
 from dp2ddp.errors import BadInput
-from dp2ddp.pretend_cuda import PretendCudaUnavailableError, build
 from dp2ddp.verify.compare import rounding
 from dp2ddp.verify.compare.causes import explain
 from dp2ddp.verify.compare.comparison import Comparison
@@ -20,7 +18,6 @@ from dp2ddp.verify.paired_runs import PairedRuns
 from dp2ddp.verify.run.run_options import Options
 from dp2ddp.verify.verdict import CouldNotRun, Verdict
 
-_COMPILING = "dp2ddp: verify: compiling the pretend CUDA devices, once, which takes a minute"
 _SAME_TWICE = "Seed what it draws from, or switch off what depends on time, threads or the system's random numbers"
 
 
@@ -52,8 +49,6 @@ class Verification:
     def _judged(self, verdict: Verdict) -> Verdict:
         options, comparison, findings = verdict.options, verdict.comparison, verdict.findings
         assert comparison is not None
-        if options.pretended:
-            self._notes.append(f"CUDA is pretended: this machine has fewer than {options.replicas} GPU(s)")
         if options.synthetic is not None:
             self._notes.append(_synthetic(verdict.synthetic))
         if comparison.names:
@@ -170,21 +165,12 @@ class Verification:
         return self._pair.compared(options, second="again")
 
 
-def chosen_devices(options: Options) -> Options:
-    """The options, with pretend devices in place of CUDA's that aren't there.
-
-    Raises:
-        BadInput: fewer GPUs than replicas, where none can be pretended either.
-    """
-    there, wanted = torch.cuda.device_count(), options.replicas
-    if not options.cuda or there >= wanted:
-        return options
-    try:
-        build.compiled(lambda: terminal.show_messages([_COMPILING]))
-    except PretendCudaUnavailableError as error:
-        what = f"{there} GPU(s) here, {wanted} asked for, and {error}"
-        raise BadInput("--device cuda", what=what, todo=error.todo or "try --device cpu") from error
-    return replace(options, cuda=False, pretended=True)
+def check_devices(options: Options) -> None:
+    """Raise `BadInput` where GPUs are asked for that this machine doesn't have."""
+    there = torch.cuda.device_count()
+    if options.cuda and there < options.replicas:
+        what = f"{there} GPU(s) here, {options.replicas} asked for"
+        raise BadInput("--device cuda", what=what, todo="without it the CPU stands in for them")
 
 
 def _unexplained(

@@ -1,4 +1,4 @@
-"""What a script sees in place of `nn.DataParallel`: replicas in turn, emulated, or on pretend CUDA devices."""
+"""What a script sees in place of `nn.DataParallel`: replicas in turn."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import torch
 from dp2ddp_runtime import streams
 from torch import nn
 
-from dp2ddp.pretend_cuda import install as pretend
-from dp2ddp.pretend_cuda.replicas import OracleDataParallel
 from dp2ddp.verify.emulate.oracle import EmulatedDataParallel
 
 # Every place from which scripts import the class. `torch.nn.parallel.data_parallel` is a module that a function of
@@ -19,18 +17,12 @@ from dp2ddp.verify.emulate.oracle import EmulatedDataParallel
 _HOMES = ("torch.nn", "torch.nn.parallel", "torch.nn.parallel.data_parallel")
 
 
-def pretend_devices(devices: int) -> None:
-    """Let this process have `devices` pretend CUDA devices; `CUDA_VISIBLE_DEVICES` may show fewer."""
-    pretend(devices)
-
-
-def emulate(replicas: int, splits: Callable[[nn.Module, Sequence[Any]], None], *, pretended: bool = False) -> None:
+def emulate(replicas: int, splits: Callable[[nn.Module, Sequence[Any]], None]) -> None:
     """Put a class with `replicas` replicas where `DataParallel` is, and the functional form of it where
     `data_parallel` is.
 
     Args:
         splits: is called whenever a batch is split, with the module and what each replica of it is called with.
-        pretended: on pretend CUDA devices, so it is torch's own class, over those that the script sees.
 
     Call it before the script is imported. A model that the script saves whole is pickled as torch's own class. All
     models draw from one stream per replica, as those of a converted script draw from one per rank.
@@ -43,7 +35,7 @@ def emulate(replicas: int, splits: Callable[[nn.Module, Sequence[Any]], None], *
         "__module__": _HOMES[-1],
         "__qualname__": "DataParallel",
     }
-    stand_in: Any = type("DataParallel", (OracleDataParallel if pretended else EmulatedDataParallel,), body)
+    stand_in: Any = type("DataParallel", (EmulatedDataParallel,), body)
 
     def data_parallel(
         module: nn.Module,

@@ -73,7 +73,7 @@ def _sentence(verdict: Verdict) -> str:
 def _ran(verdict: Verdict) -> Iterator[tuple[str, str]]:
     options, comparison = verdict.options, verdict.comparison
     n = options.replicas
-    yield "original", f"nn.DataParallel on {n} {options.gpus or 'emulated replicas on the CPU'}"
+    yield "original", f"nn.DataParallel on {n} {'GPUs' if options.cuda else 'emulated replicas on the CPU'}"
     yield "converted", f"{n} ranks"
     yield "computed in", "float64" if options.float64 else "the script's own precision"
     if comparison is not None:

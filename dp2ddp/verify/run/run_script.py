@@ -61,8 +61,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 # One folder for both sides, so that the paths of image files are the same.
                 place = folder.parent / f"synthetic{options.synthetic}"
                 synthetic.install(synthetic.Maker(options.synthetic, place, recorder.made_up))
-            if options.on_cpu or options.float64:
-                modes.enter_context(cuda.OnCPU(options.on_cpu, options.float64))
+            if (not options.cuda) or options.float64:
+                modes.enter_context(cuda.OnCPU((not options.cuda), options.float64))
             _run(script)
     except StepsDone:
         sys.exit(0)
@@ -72,9 +72,7 @@ def _prepare(task: Task, folder: Path) -> None:
     options = task.options
     _show_terminal()
     place.leave_out(os.path.dirname(os.path.dirname(__file__)))
-    if options.pretended:
-        stand_in.pretend_devices(options.replicas)
-    if options.on_cpu:
+    if (not options.cuda):
         cuda.without_cuda(max(options.replicas, 2))
         _show_cuda()
     if options.float64:
@@ -98,11 +96,11 @@ def _watch(task: Task, recorder: Recorder) -> None:
     """Have the script's wrapped models seen, whatever class they have on this side."""
     options = task.options
     if task.original and not options.cuda:
-        stand_in.emulate(options.replicas, recorder.splits, pretended=options.pretended)
+        stand_in.emulate(options.replicas, recorder.splits)
         return
     if options.foreign and not task.original and options.replicas > 1:
         recorder.watch_wrapped(DistributedDataParallel, "wrapped", _rank())
-        foreign.install(_rank(), options.on_cpu, recorder.draws)
+        foreign.install(_rank(), (not options.cuda), recorder.draws)
     else:
         recorder.watch_wrapped(WrappedModel, "wrapped")
         recorder.watch_replicas(WrappedModel, _rank())
