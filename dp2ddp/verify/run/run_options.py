@@ -19,7 +19,7 @@ class Options:
         cuda: use the machine's CUDA devices. Otherwise the CPU stands in for max(N, 2) of them.
         synthetic: torchvision's data sets get so many made-up training samples; None: they are the real ones.
         foreign: the converted script isn't made for this project's runtime: it is started as torchrun starts scripts.
-        perturbed: begin with parameters that are off by a unit of rounding.
+        one_gpu: the original trains as on one GPU: the model runs on the whole batch.
         timeout: seconds after which a run is ended.
     """
 
@@ -29,7 +29,7 @@ class Options:
     cuda: bool = False
     synthetic: int | None = None
     foreign: bool = False
-    perturbed: bool = False
+    one_gpu: bool = False
     timeout: float = 600.0
 
 

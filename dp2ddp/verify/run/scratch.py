@@ -38,6 +38,20 @@ def fill(work: Path, source: Path, script: Path | None = None) -> None:
             target.symlink_to(entry.resolve())
 
 
+def link_beside(folder: Path, source: Path) -> None:
+    """Link in `folder` what lies beside `source` and holds Python, which a script may import by `..`.
+
+    Nothing else: what a script writes there must not come to the user's files.
+    """
+    above = source.parent
+    if above == above.parent:
+        return
+    for entry in above.iterdir():
+        holds = entry.suffix == ".py" or any(entry.glob("*.py")) or any(entry.glob("*/*.py"))
+        if entry != source and holds and entry.name not in _LEFT_OUT and not (folder / entry.name).exists():
+            (folder / entry.name).symlink_to(entry.resolve())
+
+
 def put(work: Path, name: Path, source: Path) -> None:
     """Let `name` in the scratch directory `work` be the file `source`.
 
