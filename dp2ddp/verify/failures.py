@@ -13,7 +13,7 @@ from dp2ddp.verify.run.side_by_side import SideBySide
 from dp2ddp.verify.verdict import CouldNotRun, Failure
 
 _TOLD = re.compile(r"^dp2ddp: (?P<what>[^\n]*:\n(?:  rank .*\n)+).*\n?", re.MULTILINE)
-_SAYS = "dp2ddp: "
+_WARNS = re.compile(r"^(?:dp2ddp: |(?:[^\n]*/)?(?P<at>[^\n/]+:\d+: )\w*Warning: )(?P<text>.+)$", re.MULTILINE)
 _GOES_ON = "The job goes on "
 _KEPT = 1 << 14  # characters: more than is told at a time
 _PATIENCE = 10.0  # seconds in which the original may fail, too
@@ -136,10 +136,11 @@ def _failure_of(side: str, reason: str, stderr: str, folder: Path, sides: SideBy
     return Failure(side, name(reason), name(brief), name(where), name(full), in_replicas=split)
 
 
-def warnings(stderr: str) -> list[str]:
-    """What the runtime warns of, each once; not where ranks were that had to wait."""
-    told = [line for line in _TOLD.sub("", stderr).splitlines() if line.startswith(_SAYS)]
-    return list(dict.fromkeys(line[len(_SAYS) :] for line in told))
+def warnings(original: str, converted: str) -> list[str]:
+    """What the converted script, or the runtime in it, warns of on standard error, and the original doesn't."""
+    known = {match["text"] for match in _WARNS.finditer(original)}
+    told = [match for match in _WARNS.finditer(_TOLD.sub("", converted)) if match["text"] not in known]
+    return list(dict.fromkeys(f"{match['at'] or ''}{match['text']}" for match in told))
 
 
 def _exception_in(stderr: str) -> str:

@@ -46,7 +46,7 @@ class Verification:
         except CouldNotRun as stopped:
             return Verdict(self._options, notes=self._notes, failure=stopped.failure)
         assert found.comparison is not None
-        said = warnings(found.comparison.converted.output(0, "stderr"))
+        said = warnings(found.comparison.original.stderr, found.comparison.converted.output(0, "stderr"))
         return replace(found, warnings=[self._pair.by_own_names(each) for each in said])
 
     def _by_replicas(self) -> Verdict:

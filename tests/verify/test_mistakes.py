@@ -40,11 +40,12 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], str, str, int | None]] = {
         "loss", "the loss is 1.01 times the original's", 1,
     ),
     "another loss": (
-        [("criterion(output, y)\n", "criterion(output, y) + output.square().mean()\n")], "loss", "the loss given to backward is 0.534232, converted 0.701877", 1,
+        [("criterion(output, y)\n", "criterion(output, y) + output.square().mean()\n")], "loss",
+        "the loss given to backward is 0.534232, converted 0.701877", 1,
     ),
     "learning rate scaled": (
         [("lr=0.5", "lr=0.5 * ddp.world_size()")], "setting",
-        "lr (learning rate) of parameter group 1 of optimizer 1 is 0.5, converted 1; it is multiplied by the number of ranks",
+        "of optimizer 1 is 0.5, converted 1; it is multiplied by the number of ranks",
         1,
     ),
     "another weight decay, late": (
@@ -73,13 +74,13 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], str, str, int | None]] = {
         [("batch_size=8", "batch_size=4")], "batch", "the loader is made otherwise: batch size 8, converted 4", 1,
     ),
     "the last batch dropped": (
-        [("batch_size=8", "batch_size=8, drop_last=True")], "batch", "the loader is made otherwise: drop_last False, converted True", 3,
+        [("batch_size=8", "batch_size=8, drop_last=True")], "batch", "drop_last False, converted True", 3,
     ),
     "another sampler": (
         [("shuffle=True", "shuffle=False")], "batch", "sampler RandomSampler, converted SequentialSampler", 1,
     ),
     "other inputs": (
-        [("output = net(x)", "output = net(x * 1.5)")], "input", "differs by 3.3e-01, of the same samples; they are augmented, transformed", 1,
+        [("output = net(x)", "output = net(x * 1.5)")], "input", "of the same samples; they are augmented", 1,
     ),
     "another mode": (
         [(EPOCH, EPOCH + "    net.train(epoch == 0)\n")],

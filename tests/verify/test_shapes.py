@@ -113,12 +113,12 @@ torch.save(net_d, "whole.pt")
         (
             "ddp.wrap_model(D(4, 1))",
             "nn.DataParallel(D(4, 1))",
-            "wrapped models that run, and how often: G (1), D (2); converted: G (1)",
+            "wrapped models that run, and how often: G (1), D (2)",
         ),
         (
             "ddp.wrap_model(D(4, 1))",
             "D(4, 1)",
-            "wrapped models that run, and how often: G (1), D (2); converted: G (1)",
+            "wrapped models that run, and how often: G (1), D (2)",
         ),
         ("loss_d.item(), loss_g", "2 * loss_d.item(), loss_g", "logged line 1: 'Loss_D "),
         ("ddp.wrap_model(D(4, 1))", "ddp.wrap_model(D(4, 1), sync_bn=True)", "BatchNorm is synchronised"),

@@ -40,6 +40,8 @@ def differences(ours: Recording, theirs: Recording, ranks: int) -> Iterator[Find
 
 
 def _differing(ours: Groups, theirs: Groups) -> Iterator[tuple[int, str, Any, Any]]:
+    if not (ours and theirs):  # one hasn't made a step yet
+        return
     if len(ours) != len(theirs):
         yield 0, "the number of parameter groups", len(ours), len(theirs)
     for index, (one, other) in enumerate(zip(ours, theirs)):

@@ -63,10 +63,14 @@ def _line(ours: Recording, finding: Finding) -> str | None:
 
 
 def _starts(sides: Sides) -> Iterator[Finding]:
-    """Weights before an optimizer's first step, the ranks' among each other and then the two runs'; its state."""
+    """Weights before an optimizer's first step: the ranks' among each other, then the two runs'."""
     for each in steps.starts(sides.ours, sides.ranks)[:1]:
         what = f"{each.who} start from other weights: {each.parameter} differs by {each.relative:.1e}"
         yield Finding("start", what, "", each.step, each.parameter, each.relative)
+
+
+def _states(sides: Sides) -> Iterator[Finding]:
+    """What an optimizer holds of earlier steps when it begins."""
     for number, start in sides.ours.starts.items():
         other = sides.theirs.starts.get(number)
         if other is not None and not _alike(start.momentum, other.momentum):
@@ -298,4 +302,16 @@ def _settings(sides: Sides) -> Iterator[Finding]:
 
 
 #: In the order of a step.
-_CHECKS: Any = (_starts, _settings, _batches, _passed, _calls, _losses, _gradients, _apart, _parameters, _ended)
+_CHECKS: Any = (
+    _starts,
+    _settings,
+    _states,
+    _batches,
+    _passed,
+    _calls,
+    _losses,
+    _gradients,
+    _apart,
+    _parameters,
+    _ended,
+)
