@@ -91,8 +91,6 @@ def test_scripts_that_end_before_they_train_could_not_run(verify, workplace: Pat
         (["missing.py"], "missing.py: no such file"),
         (["sizes.py"], "sizes.py: nothing to convert: no nn.DataParallel"),
         (["own.py"], "own.py:2: `Own` changes how `DataParallel` works (`forward`); nothing was converted; wrap the"),
-        (["train.py", "--html", "sizes.py"], "sizes.py: exists already, and is no page of dp2ddp"),
-        (["train.py", "--html", "nowhere/report.html"], "nowhere/report.html: no such folder"),
         (["train.py", "--converted", "missing.py"], "missing.py: no such file"),
     ],
 )

@@ -27,9 +27,8 @@ def differences(ours: Recording, ranks: Sequence[Recording], *, any_order: bool 
     if found is None:
         return
     iteration, number, batch, shards = found
-    taken = [each for each in ours.batches if each.iterator == iteration]
-    taken = taken or [each for each in ranks[0].batches if each.iterator == iteration]
-    at = taken[min(number, len(taken)) - 1]
+    taken = [[each for each in run.batches if each.iterator == iteration] for run in (ours, ranks[0])]
+    at = next(side[number - 1] for side in taken if len(side) >= number)
     what = f"batch {number} of iteration {iteration + 1} over a loader: samples {shown(batch)}"
     what += f", converted {shown(list(shards))}"
     made = "" if any_order else _made_otherwise(ours, ranks[0], iteration)

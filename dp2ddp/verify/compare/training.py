@@ -304,10 +304,10 @@ def _settings(sides: Sides) -> Iterator[Finding]:
 #: In the order of a step.
 _CHECKS: Any = (
     _starts,
-    _settings,
-    _states,
     _batches,
     _passed,
+    _settings,
+    _states,
     _calls,
     _losses,
     _gradients,
