@@ -303,8 +303,8 @@ def _settings(sides: Sides) -> Iterator[Finding]:
 
 #: In the order of a step.
 _CHECKS: Any = (
-    _starts,
     _batches,
+    _starts,
     _passed,
     _settings,
     _states,
