@@ -121,7 +121,6 @@ torch.save(net_d, "whole.pt")
             "wrapped models that run, and how often: G (1), D (2)",
         ),
         ("loss_d.item(), loss_g", "2 * loss_d.item(), loss_g", "logged line 1: 'Loss_D "),
-        ("ddp.wrap_model(D(4, 1))", "ddp.wrap_model(D(4, 1), sync_bn=True)", "BatchNorm is synchronised"),
     ],
 )
 def test_two_models_and_what_is_logged(

@@ -94,6 +94,14 @@ def test_a_mistake_is_none_of_one_gpu_either(verify: Callable[..., Result]) -> N
     assert (told["verdict"], told["findings"][0]["kind"]) == ("differ", "setting")
 
 
+def test_batch_norm_over_all_ranks_is_seen_on_a_cpu(verify: Callable[..., Result]) -> None:
+    script = ONE_GPU.replace("FORWARD", "return self.norm(self.fc(x))").replace("LAST", "''")
+    text = tiny.converted(script)
+    assert "wrap_model(Net())" in text
+    told = json.loads(verify(script, text.replace("(Net())", "(Net(), sync_bn=True)"), "--format", "json").stdout)
+    assert (told["verdict"], told["findings"][0]["kind"]) == ("differ", "output")
+
+
 def test_a_loop_until_a_time_has_passed_ends(verify: Callable[..., Result]) -> None:
     waits = "begun = time.time()\nwhile time.time() - begun < 4:\n    pass\n"
     begin = time.monotonic()

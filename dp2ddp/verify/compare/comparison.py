@@ -119,7 +119,7 @@ def _logged(run: Recording) -> str:
 
 
 def _structure(original: Run, converted: Run, ranks: Sequence[Recording], foreign: bool) -> Iterator[Finding]:
-    """What more than one rank of a script without the runtime does; BatchNorm over all ranks; the exit code."""
+    """What more than one rank of a script without the runtime does; the exit code."""
     for rank, theirs in enumerate(ranks[1:] if foreign else (), start=1):
         lines = converted.output(rank, "stdout").splitlines()
         if theirs.wrote:
@@ -128,9 +128,6 @@ def _structure(original: Run, converted: Run, ranks: Sequence[Recording], foreig
             yield Finding("prints", f"rank {rank} prints, too: {lines[0]!r}{_and_more(lines)}")
         if theirs.wrote or lines:
             break
-    if len(ranks) > 1 and ranks[0].synchronised:
-        what = f"BatchNorm is synchronised ({ranks[0].synchronised[0]}), on GPUs: not seen on a CPU"
-        yield Finding("sync_bn", what, "it then sees the whole batch; under nn.DataParallel each replica's part of it")
     if original.exit_code != converted.exit_code:
         yield Finding("exit", f"exit code {original.exit_code}, converted {converted.exit_code}")
 

@@ -123,7 +123,6 @@ class Recording:
         lost: what `nn.DataParallel`'s replicas lose that one GPU keeps, in words.
         loaders: what the loader of each iteration was made with.
         logged: what the script's own lines logged.
-        synchronised: the script's lines that ask for BatchNorm over all ranks.
         drew: whether a wrapped model drew random numbers (of a script that isn't made for the runtime).
         wrote: the files that a rank other than 0 opened to write.
         scales: the `GradScaler`s' scale after each update.
@@ -145,7 +144,6 @@ class Recording:
     loaders: dict[int, dict[str, Any]] = field(default_factory=dict)
     logged: list[str] = field(default_factory=list)
     scales: list[float] = field(default_factory=list)
-    synchronised: list[str | None] = field(default_factory=list)
     drew: bool = False
     wrote: list[str] = field(default_factory=list)
 

@@ -108,7 +108,6 @@ def _watch(task: Task, recorder: Recorder) -> None:
     else:
         recorder.watch_wrapped(WrappedModel)
         recorder.watch_replicas(WrappedModel, _rank())
-        recorder.watch_batch_norm(dp2ddp_runtime)
 
 
 def _run(script: str) -> None:

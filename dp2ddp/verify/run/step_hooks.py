@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 
@@ -137,16 +136,6 @@ class Recorder:
 
         setattr(kind, name, watched)
         self._undo.append(lambda: setattr(kind, name, original))
-
-    def watch_batch_norm(self, runtime: Any) -> None:
-        """Notes where the script asks for BatchNorm that is synchronised, which it is on GPUs only."""
-
-        def on_wrap(*args: Any, **kwargs: Any) -> None:
-            model: Any = args[0] if args else kwargs["module"]
-            if kwargs.get("sync_bn") and any(isinstance(part, _BatchNorm) for part in model.modules()):
-                self._write("synchronised", value=self._at())
-
-        self._watch(runtime, "wrap_model", before=on_wrap)
 
     def wrote(self, path: str) -> None:
         """Notes a file below the working directory that this process opens to write, once."""
