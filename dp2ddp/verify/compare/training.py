@@ -196,15 +196,17 @@ def _losses(sides: Sides) -> Iterator[Finding]:
     """The first loss that isn't the original's; and the first `backward` that adds to gradients on one side only."""
     ours, theirs = sides.ours.losses, recording.global_losses(sides.ranks)
     for number, (loss, other) in enumerate(zip(ours, theirs)):
-        size = relative(loss.value, other)
+        size, values = relative(loss.value, other), [rank.losses[number].value for rank in sides.ranks]
+        if not sides.foreign and any(relative(values[0], value) > TOLERANCE for value in values[1:]):
+            what = f"the loss given to backward is {shown(loss.value)}, the ranks' {', '.join(map(shown, values))}"
+            cause = "each rank has a loss of its own: of its own rows, or of what it has drawn"
+            yield Finding("loss", what, cause, loss.step + 1, at=loss.at)
+            break
         if size > TOLERANCE:
-            values = [rank.losses[number].value for rank in sides.ranks]
-            own = not sides.foreign and any(relative(values[0], value) > TOLERANCE for value in values[1:])
             factor = _common_factor([(a.value, b) for a, b in zip(ours, theirs) if a.step == loss.step])
-            if own or not factor or factor != _common_factor(_norms(sides, loss.step), factor):
+            if not factor or factor != _common_factor(_norms(sides, loss.step), factor):
                 factor = None
             cause = f"the loss is {times(factor)}" if factor else ""
-            cause = "each rank has a loss of its own: of its own rows, or of what it has drawn" if own else cause
             what = f"the loss given to backward is {shown(loss.value)}, converted {shown(other)}"
             yield Finding("loss", what, cause, loss.step + 1, None, size, loss.at, factor)
             break
