@@ -14,7 +14,7 @@ from dp2ddp.verify.emulate.synthetic import MadeUp
 from dp2ddp.verify.failures import warnings
 from dp2ddp.verify.paired_runs import PairedRuns
 from dp2ddp.verify.run.run_options import Options
-from dp2ddp.verify.verdict import AGREE, CouldNotRun, Verdict
+from dp2ddp.verify.verdict import AGREE, DIFFER, CouldNotRun, Verdict
 
 _SAME_TWICE = "Seed what it draws from, or switch off what depends on time, threads or the system's random numbers"
 _MORE_THAN_A_STEP_S = 1e-4  # relative: rounding
@@ -70,7 +70,7 @@ class Verification:
             other = self._by_one_gpu(f"with nn.DataParallel {lost[0]}")
         except CouldNotRun:
             return found
-        return other if other.exit_code == AGREE else found
+        return found if other.exit_code == DIFFER else other
 
     def _by_one_gpu(self, why: str) -> Verdict:
         reference = Verification(self._pair, self._options, [*self._given, f"{why}, {_ONE_GPU}"])

@@ -88,6 +88,15 @@ def test_what_replicas_break_is_judged_by_one_gpu(
     assert any(why in note and "compared with one GPU's training" in note for note in told["notes"]), told["notes"]
 
 
+def test_one_gpu_draws_other_numbers_and_shows_nothing(verify: Callable[..., Result]) -> None:
+    script = ONE_GPU.replace("FORWARD", "self.seen += 1; return F.dropout(self.fc(x)) * self.seen").replace(
+        "LAST", "''"
+    )
+    result = verify(script)
+    assert (result.exit_code, result.stdout.startswith("NOT SHOWN step ")) == (4, True), result.output
+    assert "The model draws random numbers (dropout) for each row" in result.stdout
+
+
 def test_a_mistake_is_none_of_one_gpu_either(verify: Callable[..., Result]) -> None:
     script = ONE_GPU.replace("FORWARD", "self.seen += 1; return self.fc(x) * self.seen").replace("LAST", "''")
     told = json.loads(verify(script, tiny.converted(script).replace("lr=0.1", "lr=0.2"), "--format", "json").stdout)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dp2ddp.verify.compare.printed import LineDifference
 
 _MOST = 5  # files that are told of one by one
+_NOT_WRITTEN = "it is not written, or by another rank than 0, whose files go nowhere"
 _NOT_THE_BATCH_S = "training is the same, so this is a number of one rank's rows, or one that is reduced twice"
 
 
@@ -55,13 +56,14 @@ def _files(comparison: Comparison) -> Iterator[Finding]:
 def _file(name: str, places: Sequence[FileDifference], by_rank: str) -> Finding:
     more = f" (and {len(places) - 1} more places)" if len(places) > 1 else ""
     if not places[0].is_place:
-        return Finding("missing", f"{name}: {places[0].where}", by_rank)
+        absent = "" if "converted" in places[0].where else _NOT_WRITTEN
+        return Finding("missing", f"{name}: {places[0].where}", by_rank or absent)
     keys = [place.where.partition(ONLY_IN)[0] for place in places if ONLY_IN in place.where]
     if keys:
         plain = {key.replace("module.", "") for key in keys}
         cause = "the keys differ only by `module.`" if 2 * len(plain) == len(keys) else by_rank
         return Finding("keys", f"{name}: {places[0].where}{more}", cause)
     size = max(place.relative for place in places)
-    by = "" if math.isinf(size) else f" differs by {size:.1e}"
+    by = places[0].values or ("" if math.isinf(size) else f" differs by {size:.1e}")
     factor = places[0].factor and f"it is {times(places[0].factor)}"
     return Finding("file", f"{name}: {places[0].where}{by}{more}", by_rank or factor or "", size=size)

@@ -29,7 +29,7 @@ class FileDifference:
     """A file that is not the same in both runs, and where: a key, a line, or the whole file.
 
     `relative` is the relative difference there (see `relative_difference`); infinite where it isn't a number's. For
-    `factor` see `LineDifference`. `is_place`: whether both sides wrote the file.
+    `factor` see `LineDifference`. `is_place`: whether both sides wrote the file. `values`: both, in words, where they are no tensors.
     """
 
     file: str
@@ -37,6 +37,7 @@ class FileDifference:
     relative: float = math.inf
     factor: float | None = None
     is_place: bool = False
+    values: str = ""
 
 
 def relative_difference(ours: torch.Tensor, theirs: torch.Tensor, least: float = 0.0) -> float:
@@ -125,8 +126,10 @@ def _by_part(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], hide
             one, other = hide[0](one), hide[1](other)
         relative = _leaf_difference(one, other, least)
         if relative:
-            factor = _factor(one, other) if isinstance(one, torch.Tensor) else None
-            yield FileDifference(name, key, relative, factor, is_place=True)
+            is_tensor = isinstance(one, torch.Tensor)
+            values = "" if is_tensor else f" is {shown(one)}, converted {shown(other)}"
+            factor = _factor(one, other) if is_tensor else None
+            yield FileDifference(name, key, relative, factor, is_place=True, values=values)
 
 
 def _leaf_difference(ours: Any, theirs: Any, least: float) -> float:
