@@ -22,7 +22,7 @@ LIMITS = {
     "dp2ddp/rewrite": 1_425,
     "dp2ddp/rules": 2_075,
     "dp2ddp/source": 975,
-    "dp2ddp/verify": 5_925,
+    "dp2ddp/verify": 5_550,
     "runtime/dp2ddp_runtime": 7_375,
     "tests": 1_625,
     "tests/analysis": 900,
@@ -39,7 +39,7 @@ LIMITS = {
     "tests/rules": 800,
     "tests/runtime": 7_900,
     "tests/source": 75,
-    "tests/verify": 2_500,
+    "tests/verify": 2_400,
 }
 
 

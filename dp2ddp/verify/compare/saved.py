@@ -29,7 +29,8 @@ class FileDifference:
     """A file that is not the same in both runs, and where: a key, a line, or the whole file.
 
     `relative` is the relative difference there (see `relative_difference`); infinite where it isn't a number's. For
-    `factor` see `LineDifference`. `is_place`: whether both sides wrote the file. `values`: both, in words, where they are no tensors.
+    `factor` see `LineDifference`. `is_place`: whether both sides wrote the file. `values`: both, in words,
+    where they are no tensors.
     """
 
     file: str
