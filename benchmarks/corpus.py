@@ -151,7 +151,7 @@ def _again(
     group: Sequence[Program], conversions: Mapping[str, Conversion], options: Options
 ) -> Mapping[str, Conversion]:
     texts = {path: each.new_text for path, each in conversions.items()}
-    return convert_files(texts, {program.entry: program.functions for program in group}, options)
+    return convert_files(texts, [program.entry for program in group], options)
 
 
 def _compiles(text: str, path: str) -> bool:

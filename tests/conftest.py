@@ -150,7 +150,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
 @pytest.fixture(scope="session")
 def pretended() -> None:
     """Pretend CUDA devices, whose native half takes a minute the first time; else the test is skipped."""
-    from dp2ddp.pretend_cuda import PretendCudaUnavailableError, build
+    from pretend_cuda import PretendCudaUnavailableError, build
 
     try:
         build.compiled()

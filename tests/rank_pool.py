@@ -2,7 +2,7 @@
 
 `pool(n, fn, *args)` runs the picklable `fn(*args)` on `n` ranks, each in a process of its own, joined in a gloo process
 group, and returns the ranks' results in order. A test fails with the traceback of the first rank that raised.
-`RankPool(devices=2)` has ranks on pretend CUDA devices (`dp2ddp.pretend_cuda`).
+`RankPool(devices=2)` has ranks on pretend CUDA devices (`pretend_cuda`).
 """
 
 from __future__ import annotations
@@ -219,9 +219,8 @@ def _end(workers: list[Worker]) -> None:
 def serve(stacks: str, devices: int, descriptor: int) -> None:
     """In a rank's process: do what the pool sends, until the pool is gone."""
     if devices:
+        import pretend_cuda
         import torch
-
-        from dp2ddp import pretend_cuda
 
         pretend_cuda.install(devices)
         torch.cuda.init()  # as `setup` does, and DataParallel

@@ -80,10 +80,14 @@ class Started:
         deadline = time.monotonic() + timeout
         while self.process.poll() is None:
             if time.monotonic() > deadline:
+                print(*self._written(), sep="\n")  # pytest shows it with the error
                 raise subprocess.TimeoutExpired(self.process.args, timeout)
             time.sleep(0.02)
-        out, err = ((self._folder / name).read_text() for name in ("stdout", "stderr"))
+        out, err = self._written()
         return Done(self.process.args, self.process.wait(), out, err)
+
+    def _written(self) -> tuple[str, str]:
+        return (self._folder / "stdout").read_text(), (self._folder / "stderr").read_text()
 
 
 class Warm:

@@ -25,7 +25,6 @@ FLOWS: dict[str, tuple[str, ...]] = {
         "command",
         "page",
         "convert",
-        "pretend_cuda",
         "verify",
     ),
     "dp2ddp_runtime": (),

@@ -30,8 +30,8 @@ class Judged:
 
     @property
     def named(self) -> bool:
-        """Whether the cause is the one that was planted."""
-        return self.found and self.mistake.is_named(self.said.cause)
+        """Whether what differs, or the cause, is what was planted."""
+        return self.found and self.mistake.is_named(f"{self.said.what} {self.said.cause}")
 
     @property
     def line(self) -> str:

@@ -23,7 +23,8 @@ class Nursery:
 
     def __init__(self) -> None:
         self._channel, theirs = socket.socketpair()
-        path = [str(Path(__file__).parents[1]), *filter(None, sys.path)]
+        here = Path(__file__).parents[1]
+        path = [str(here), *filter(None, sys.path), str(here.parent / "tests")]  # where the pretend CUDA is
         command = [sys.executable, "-W", "ignore", "-c", _START.format(path=path, channel=theirs.fileno())]
         variables = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "CUDA_VISIBLE_DEVICES": ""}
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=variables)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import pretend_cuda
 import torch
 from dp2ddp_runtime.nesting import nested
+from pretend_cuda.replicas import OracleDataParallel
 from torch import nn
-
-from dp2ddp import pretend_cuda
-from dp2ddp.pretend_cuda.replicas import OracleDataParallel
 
 #: Replicas that there may be.
 DEVICES = 3

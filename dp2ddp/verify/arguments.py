@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,19 +10,18 @@ from typing import TYPE_CHECKING
 import click
 
 from dp2ddp.command import progress, terminal
-from dp2ddp.command.options import PATH, SPEECH, Command
+from dp2ddp.command.options import SPEECH, Command
 from dp2ddp.errors import BadInput
 from dp2ddp.verify import COUNT
 
 if TYPE_CHECKING:
     from dp2ddp.verify.verdict import Verdict
 
-_GIVEN = "dp2ddp.verify.given"  # the arguments as they were given
 _VERIFY_HELP = """Run SCRIPT (with nn.DataParallel) and its conversion side by side, and show whether they train the
 same model. ARGS, after --, are the script's own.
 
 Both run in scratch copies of the current directory, on the CPU, where nn.DataParallel is emulated; with --device cuda
-on GPUs, or on pretend ones. Compared are the parameters after every optimizer step, the losses, the printed lines, the
+on GPUs. Compared are the parameters after every optimizer step, the losses, the printed lines, the
 files written and the exit codes. What samples draw in workers depends on the sample on both sides, so augmentation is
 no obstacle. Exit codes: 0 shown to agree, 1 shown to differ, 2 could not run, 3 a mistake in dp2ddp, 4 neither is
 shown.
@@ -31,7 +29,7 @@ shown.
 \b
 Examples:
   dp2ddp verify train.py --nproc 2 -- --epochs 1
-  dp2ddp verify train.py --converted train_ddp.py --html report.html
+  dp2ddp verify train.py --converted train_ddp.py --steps 50
   dp2ddp verify cifar.py --synthetic-data --steps 10 -- --batch-size 32
 """
 
@@ -40,7 +38,6 @@ class _Verify(Command):
     """A command that says where an option goes that it doesn't have."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.meta[_GIVEN] = list(args)
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -66,7 +63,7 @@ class _Verify(Command):
     type=click.Choice(["cpu", "cuda"]),
     default="cpu",
     show_default=True,
-    help="cuda: the GPUs; where there are fewer than replicas, pretend ones, on which a wrong device is an error.",
+    help="cuda: this machine's GPUs, as many as --nproc says.",
 )
 @click.option("--allow-ddp", is_flag=True, help="As in convert.")
 @click.option(
@@ -86,8 +83,6 @@ class _Verify(Command):
     show_default=True,
     help="The form of the verdict, on standard output.",
 )
-@click.option("--html", metavar="FILE", type=PATH, help="Write a page to look at: the verdict, what differs and where.")
-@click.option("--force", is_flag=True, help="Overwrite FILE even if it is no page of dp2ddp.")
 @SPEECH
 @click.pass_context
 def verify(
@@ -102,20 +97,15 @@ def verify(
     synthetic_data: int | None,
     timeout: float,
     form: str,
-    html: str | None,
-    force: bool,
 ) -> None:
     """Verifies one conversion."""
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
         raise BadInput("verify", what="torch is not installed", todo="pip install torch")
-    from dp2ddp import page
     from dp2ddp.verify.command import verifying
     from dp2ddp.verify.run.run_options import Options, Request
 
-    if html is not None:
-        page.check_target(html, force=force)
     options = Options(nproc, steps, cuda=device == "cuda", synthetic=synthetic_data, timeout=timeout)
     request = Request(script, arguments, converted, options, allow_ddp=allow_ddp)
     quiet = terminal.is_quiet()
@@ -123,10 +113,6 @@ def verify(
         with progress.shown("starting both scripts", wanted=not quiet):
             verdict = stack.enter_context(verifying(request))
         _show_verdict(verdict, script.name, as_json=form == "json", quiet=quiet)
-        if html is not None:
-            from dp2ddp.verify.page import written
-
-            written(verdict, script.name, shlex.join(["dp2ddp", "verify", *ctx.meta[_GIVEN]]), html)
     ctx.exit(verdict.exit_code)
 
 

@@ -30,9 +30,11 @@ def verifying(request: Request) -> Iterator[Verdict]:
         both = side_by_side.prepare(request.script, request.converted, allow_ddp=request.allow_ddp)
         server.share(both.shared)
         from dp2ddp.verify.paired_runs import PairedRuns
-        from dp2ddp.verify.verification import Verification, chosen_devices
+        from dp2ddp.verify.verification import Verification, check_devices
 
-        options = replace(chosen_devices(request.options), foreign=both.foreign or request.options.foreign)
+        check_devices(request.options)
+
+        options = replace(request.options, foreign=both.foreign or request.options.foreign)
         pair = PairedRuns(request, folder, server, both)
         try:
             verdict = Verification(pair, options, both.notes).verdict()

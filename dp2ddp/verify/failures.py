@@ -13,6 +13,7 @@ from dp2ddp.verify.run.side_by_side import SideBySide
 from dp2ddp.verify.verdict import CouldNotRun, Failure
 
 _TOLD = re.compile(r"^dp2ddp: (?P<what>[^\n]*:\n(?:  rank .*\n)+).*\n?", re.MULTILINE)
+_WARNS = re.compile(r"^(?:dp2ddp: |(?:[^\n]*/)?(?P<at>[^\n/]+:\d+: )\w*Warning: )(?P<text>.+)$", re.MULTILINE)
 _GOES_ON = "The job goes on "
 _KEPT = 1 << 14  # characters: more than is told at a time
 _PATIENCE = 10.0  # seconds in which the original may fail, too
@@ -30,9 +31,7 @@ def _frames(files: str) -> re.Pattern[str]:
 
 
 OWN_FRAMES = _frames(r'<frozen runpy>|[^"\n]*dp2ddp/verify/(?:start/fork_server|run/run_script)\.py')
-_LIBRARIES = (
-    r"(?:dp2ddp_runtime|dp2ddp/verify|dp2ddp/pretend_cuda|torch/_dynamo)/|torch/(?:_compile|utils/_contextlib)\.py"
-)
+_LIBRARIES = r"(?:dp2ddp_runtime|dp2ddp/verify|torch/_dynamo)/|torch/(?:_compile|utils/_contextlib)\.py"
 _BETWEEN = _frames(rf'[^"\n]*(?:{_LIBRARIES})[^"\n]*')
 _NATIVE = re.compile(rf"^{_IN_FRONT}(?:frame #\d+: .*|Exception raised from .*)\n", re.MULTILINE)
 
@@ -131,8 +130,17 @@ def _failure_of(side: str, reason: str, stderr: str, folder: Path, sides: SideBy
         where = ""
     full = OWN_FRAMES.sub("", stderr).replace(f"{folder.resolve() / 'work'}/", "")
     brief = _NATIVE.sub("", _BETWEEN.sub("", _TOLD.sub("", full)))
-    texts = [reason, brief, where, full]
-    return Failure(side, *(texts if side == "original" else map(sides.by_own_names, texts)))
+    name = (lambda text: text) if side == "original" else sides.by_own_names
+    events = folder / "rank0" / "events.jsonl"
+    split = side == "original" and events.exists() and '{"kind": "split"' in events.read_text()
+    return Failure(side, name(reason), name(brief), name(where), name(full), in_replicas=split)
+
+
+def warnings(original: str, converted: str) -> list[str]:
+    """What the converted script, or the runtime in it, warns of on standard error, and the original doesn't."""
+    known = {match["text"] for match in _WARNS.finditer(original)}
+    told = [match for match in _WARNS.finditer(_TOLD.sub("", converted)) if match["text"] not in known]
+    return list(dict.fromkeys(f"{match['at'] or ''}{match['text']}" for match in told))
 
 
 def _exception_in(stderr: str) -> str:

@@ -6,7 +6,6 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 from dp2ddp.command import progress, terminal
@@ -38,12 +37,15 @@ class PairedRuns:
         self._sides = sides
         self._runs = 0
 
+    def by_own_names(self, text: str) -> str:
+        """What the converted script says, with its lines by its files' own names."""
+        return self._sides.by_own_names(text)
+
     def compared(self, options: Options, second: str = "converted") -> Comparison:
         """Run both, at the same time unless they share GPUs, and compare.
 
         Args:
-            second: what runs beside the original: the "converted" script, or the original "again", which is the one
-                that is perturbed if one is.
+            second: what runs beside the original: the "converted" script, or the original "again".
 
         Raises:
             CouldNotRun: a side failed, or made no step.
@@ -53,9 +55,11 @@ class PairedRuns:
         places = {side: folder / side for side in ("original", second)}
         one, other = self._run(places, options)
         progress.doing("comparing")
-        foreign = options.foreign and second == "converted"
+        converted = second == "converted"
         try:
-            comparison = compare(one, other, foreign)
+            comparison = compare(
+                one, other, foreign=options.foreign and converted, one_gpu=options.one_gpu and converted
+            )
         except FileNotFoundError as missing:
             raise CouldNotRun(Failure(second, f"nothing was recorded ({missing})", other.stderr)) from missing
         if one.exit_code and not comparison.recordings[0].steps:  # wrong arguments, for one: nothing was compared
@@ -94,7 +98,6 @@ class PairedRuns:
 
     def _start(self, side: str, folder: Path, options: Options) -> Running:
         script, moved = self._lay_out(folder, side)
-        options = replace(options, perturbed=options.perturbed and side == "again")
         arguments = _absolute(self._request.arguments)
         return runs.start(script, arguments, folder, options, self._server, moved, original=side != "converted")
 
@@ -110,6 +113,9 @@ class PairedRuns:
         if here not in self._sides.root.parents and here != self._sides.root:
             root, top = self._sides.root, folder / runs.SCRIPT
             scratch.fill(top, root, script)
+        scratch.link_beside(folder, here)
+        if root != here:
+            scratch.link_beside(folder, root)
         for number, (path, data) in enumerate(files.items()):
             source = folder / "texts" / str(number) / path.name  # of one name, which a script may look up by `realpath`
             source.parent.mkdir(parents=True)

@@ -5,7 +5,6 @@ It is loaded in every run of pytest where dp2ddp is installed, so it imports not
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,8 +17,6 @@ from dp2ddp.verify import COUNT
 if TYPE_CHECKING:
     from dp2ddp.verify.run.runs import Run
     from dp2ddp.verify.verdict import Verdict
-
-ACCURACY = r"acc[^0-9]*([0-9.]+)"
 
 
 class Side:
@@ -35,16 +32,6 @@ class Side:
         self.losses: list[float] = run.losses()
         self.output: str = run.stdout
         self.files: Mapping[str, Path] = run.files()
-
-    def last(self, pattern: str) -> float:
-        """The last number printed that `pattern`'s group matches, ignoring case.
-
-        Raises:
-            AssertionError: there is none.
-        """
-        found = re.findall(pattern, self.output, re.IGNORECASE)
-        assert found, f"nothing printed matches {pattern!r}:\n{self.output}"
-        return float(found[-1].rstrip("."))
 
 
 class Compared:
@@ -63,19 +50,6 @@ class Compared:
         )
         if found:
             pytest.fail("\n".join([*found, *(f"note: {note}" for note in self.verdict.notes)]), pytrace=False)
-
-    def assert_same_accuracy(self, pattern: str = ACCURACY, atol: float = 0.0) -> None:
-        """Fail unless the last numbers printed that `pattern` finds are at most `atol` apart.
-
-        Args:
-            pattern: a regular expression with one group, the number. Case doesn't matter.
-            atol: in the units that the scripts print.
-        """
-        __tracebackhide__ = True
-        ours, theirs = self.original.last(pattern), self.converted.last(pattern)
-        if abs(ours - theirs) > atol:
-            first = f"\nfirst of all: {self.verdict.findings[0]}" if self.verdict.findings else ""
-            pytest.fail(f"{ours} in the original, {theirs} converted: more than {atol} apart{first}", pytrace=False)
 
 
 @pytest.fixture

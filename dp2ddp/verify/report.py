@@ -24,7 +24,7 @@ def show(verdict: Verdict, name: str, *, quiet: bool = False, verbose: bool = Fa
     """Print a verdict on the script `name`; why a side could not run, and its own traceback, go to standard error.
 
     Args:
-        quiet: no heading and no notes.
+        quiet: the verdict alone.
         verbose: a traceback's frames of the runtime, and those of C++, too.
     """
     failure = verdict.failure
@@ -36,10 +36,12 @@ def show(verdict: Verdict, name: str, *, quiet: bool = False, verbose: bool = Fa
             terminal.show_error(text)
         return
     n = verdict.options.replicas
-    where = verdict.options.gpus or "CPU replicas"
-    title = f"{name}: nn.DataParallel on {n} {where}, and the converted script on {n} ranks"
-    head = [style(title, bold=True), *(style(f"note: {note}", fg="yellow") for note in verdict.notes)]
-    terminal.show_results([*([] if quiet else head), *_conclusion(verdict)])
+    where = "GPUs" if verdict.options.cuda else "CPU replicas"
+    what = "one GPU's training" if verdict.options.one_gpu else f"nn.DataParallel on {n} {where}"
+    notes = [f"{name}: {what}, and the converted script on {n} ranks"]
+    notes += [style(f"note: {note}", fg="yellow") for note in verdict.notes]
+    notes += [style(f"the converted script warns: {warning}", fg="yellow") for warning in verdict.warnings]
+    terminal.show_results([*_conclusion(verdict), *([] if quiet else notes)])
 
 
 def as_data(verdict: Verdict, name: str) -> dict[str, Any]:
@@ -51,8 +53,8 @@ def as_data(verdict: Verdict, name: str) -> dict[str, Any]:
         "exit_code": verdict.exit_code,
         "replicas": verdict.options.replicas,
         "precision": "float64" if verdict.options.float64 else "the script's",
-        "device": "cuda" if verdict.options.gpus else "cpu",
-        "pretended": verdict.options.pretended,
+        "reference": "one GPU" if verdict.options.one_gpu else "nn.DataParallel",
+        "device": "cuda" if verdict.options.cuda else "cpu",
         "synthetic_data": _synthetic(verdict),
         "tolerance": TOLERANCE if comparison else None,
         "findings": [
@@ -60,6 +62,7 @@ def as_data(verdict: Verdict, name: str) -> dict[str, Any]:
             for each in verdict.findings
         ],
         "notes": list(verdict.notes),
+        "warnings": list(verdict.warnings),
         "steps": [
             {"step": each.step, "parameter": each.parameter, "relative_difference": _finite(each.relative)}
             for each in (comparison.steps if comparison else ())
@@ -78,15 +81,24 @@ def _conclusion(verdict: Verdict) -> Iterator[str]:
     if verdict.exit_code == AGREE:
         yield style(agreement(verdict.comparison), bold=True, fg="green")
     for finding in verdict.findings:
-        yield f"{style('DIFFERENT', bold=True, fg='red')} {finding}"
+        at = f" ({finding.at})" if finding.at else ""
+        yield f"{style('DIFFERENT', bold=True, fg='red')} {finding}{at}"
+    if verdict.findings and verdict.findings[0].step is not None:
+        yield from _following(verdict.comparison)
     if verdict.unshown:
         yield f"{style('NOT SHOWN', bold=True, fg='yellow')} {verdict.unshown}"
+
+
+def _following(comparison: Comparison) -> Iterator[str]:
+    lines, files = len(comparison.lines), len({file.file for file in comparison.files})
+    if lines or files:
+        yield f"What follows from it: {counted(lines, 'printed line')} and {counted(files, 'file')} that differ."
 
 
 def agreement(comparison: Comparison) -> str:
     """What agrees, in a sentence."""
     lines, files = comparison.original.stdout.count("\n"), len(comparison.original.files())
-    worst = f"parameters within {comparison.worst.relative:.0e}" if comparison.worst.relative else "same bits"
+    worst = f"parameters within {comparison.worst:.0e}" if comparison.worst else "same bits"
     return (
         f"They agree: {counted(len(comparison.steps), 'optimizer step')} ({worst}), "
         f"{counted(len(comparison.losses), 'loss', 'es')}, {counted(lines, 'printed line')}, {counted(files, 'file')}."

@@ -24,6 +24,7 @@ class Failure:
         stderr: what it wrote to standard error, without frames that are no script's.
         where: where each rank was, and what it waited for, a line each; empty where that wasn't told.
         all_of_it: `stderr` with all frames.
+        in_replicas: the original had run a model in replicas by then, which may be what fails.
     """
 
     side: str
@@ -31,6 +32,7 @@ class Failure:
     stderr: str
     where: str = ""
     all_of_it: str = ""
+    in_replicas: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Verdict:
         comparison: None where a side could not run.
         findings: in what they differ, the root of it first.
         notes: what a reader has to know about how they were compared.
+        warnings: what the runtime warned of, in the converted script.
         failure: the side that could not run.
         unshown: why nothing is shown, or not all: what, and what to do about it.
     """
@@ -50,6 +53,7 @@ class Verdict:
     comparison: Comparison | None = None
     findings: Sequence[Finding] = ()
     notes: Sequence[str] = ()
+    warnings: Sequence[str] = ()
     failure: Failure | None = None
     unshown: str = ""
 

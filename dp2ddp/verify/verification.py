@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
-from dp2ddp.command import terminal
 from dp2ddp.errors import BadInput
-from dp2ddp.pretend_cuda import PretendCudaUnavailableError, build
-from dp2ddp.verify.compare import rounding
-from dp2ddp.verify.compare.causes import explain
 from dp2ddp.verify.compare.comparison import Comparison
 from dp2ddp.verify.compare.finding import NUMBERS, STRUCTURE, Finding
 from dp2ddp.verify.emulate.synthetic import MadeUp
+from dp2ddp.verify.failures import warnings
 from dp2ddp.verify.paired_runs import PairedRuns
 from dp2ddp.verify.run.run_options import Options
-from dp2ddp.verify.verdict import CouldNotRun, Verdict
+from dp2ddp.verify.verdict import AGREE, DIFFER, CouldNotRun, Verdict
 
-_COMPILING = "dp2ddp: verify: compiling the pretend CUDA devices, once, which takes a minute"
 _SAME_TWICE = "Seed what it draws from, or switch off what depends on time, threads or the system's random numbers"
+_MORE_THAN_A_STEP_S = 1e-4  # relative: rounding
+_ONE_GPU = "so it is compared with one GPU's training: whole batches, but BatchNorm over each rank's rows"
 
 
 class Verification:
@@ -30,13 +27,14 @@ class Verification:
     Args:
         pair: what runs them and compares.
         options: how.
-        notes: what a reader has to know about the sides; more is added.
+        notes: what a reader has to know about the sides.
     """
 
-    def __init__(self, pair: PairedRuns, options: Options, notes: list[str]) -> None:
+    def __init__(self, pair: PairedRuns, options: Options, notes: Sequence[str]) -> None:
         self._pair = pair
         self._options = options
-        self._notes = notes
+        self._given = notes
+        self._notes = list(notes)
 
     def verdict(self) -> Verdict:
         """Run both sides, and judge.
@@ -45,168 +43,155 @@ class Verification:
             BadInput: there is no room for what they write.
         """
         try:
-            return self._judged(self._compared())
+            found = self._by_replicas()
         except CouldNotRun as stopped:
             return Verdict(self._options, notes=self._notes, failure=stopped.failure)
+        assert found.comparison is not None
+        said = warnings(found.comparison.original.stderr, found.comparison.converted.output(0, "stderr"))
+        return replace(found, warnings=[self._pair.by_own_names(each) for each in said])
+
+    def _by_replicas(self) -> Verdict:
+        """Compare with `nn.DataParallel`; with one GPU where that fails, or loses what makes the difference."""
+        try:
+            found = self._judged(self._compared(self._options))
+        except CouldNotRun as stopped:
+            if not stopped.failure.in_replicas:
+                raise
+            why = f"the original fails in nn.DataParallel's replicas ({stopped.failure.reason})"
+            try:
+                return self._by_one_gpu(why)
+            except CouldNotRun as again:
+                raise (stopped if again.failure.side == "original" else again) from again
+        assert found.comparison is not None
+        lost = found.comparison.recordings[0].lost
+        if found.exit_code == AGREE or not lost:
+            return found
+        try:
+            other = self._by_one_gpu(f"with nn.DataParallel {lost[0]}")
+        except CouldNotRun:
+            return found
+        return found if other.exit_code == DIFFER else other
+
+    def _by_one_gpu(self, why: str) -> Verdict:
+        reference = Verification(self._pair, self._options, [*self._given, f"{why}, {_ONE_GPU}"])
+        return reference._judged(reference._compared(replace(self._options, one_gpu=True)))
 
     def _judged(self, verdict: Verdict) -> Verdict:
         options, comparison, findings = verdict.options, verdict.comparison, verdict.findings
         assert comparison is not None
-        if options.pretended:
-            self._notes.append(f"CUDA is pretended: this machine has fewer than {options.replicas} GPU(s)")
         if options.synthetic is not None:
             self._notes.append(_synthetic(verdict.synthetic))
         if comparison.names:
             self._notes.append(_renamed(comparison.names))
-        if not comparison.steps and not any(finding.kind == "count" for finding in findings):
+        if not comparison.recordings[0].steps and not comparison.recordings[1].steps:
             self._notes.append("no optimizer step was taken: only output, files and exit codes were compared")
-        by_dropout = any(rank.drew for rank in comparison.recordings[1:]) and comparison.rows_elsewhere
-        if findings and by_dropout and all(finding.kind in NUMBERS for finding in findings):
+        drew = comparison.any_rows and any(run.drew for run in comparison.recordings)
+        if drew and findings and all(finding.kind in NUMBERS for finding in findings):
             why = (
                 f"{findings[0]}. The model draws random numbers (dropout) for each row, and the ranks have other rows "
-                "of a batch than nn.DataParallel's replicas: compare with dropout switched off"
+                "of a batch than the original: compare with dropout switched off"
             )
             return replace(verdict, findings=(), unshown=why)
         if findings:
             return self._repeatable(verdict, comparison)
-        if options.replicas > 1 and not options.cuda and not comparison.recordings[0].split:
+        if options.replicas > 1 and not options.cuda and not comparison.recordings[0].split and not verdict.unshown:
             why = (
                 "the original called no nn.DataParallel, so no batch was split: run a part of it that trains the model"
             )
             return replace(verdict, unshown=why)
         return verdict
 
-    def _once(self, float64: bool = False) -> Verdict:
-        options = replace(self._options, float64=float64)
-        return self._explained(options, self._pair.compared(options))
+    def _once(self, options: Options) -> Verdict:
+        comparison = self._pair.compared(options)
+        return Verdict(options, comparison, comparison.findings, self._notes)
 
-    def _explained(self, options: Options, comparison: Comparison) -> Verdict:
-        return Verdict(options, comparison, explain(comparison), self._notes)
-
-    def _compared(self) -> Verdict:
-        """Compare in the precision that can tell: float32 on up to two ranks, float64 on more, or where it differs."""
-        if self._options.cuda:
-            self._notes.append("on CUDA, in the script's own precision")
-            return self._beyond_rounding(self._once())
-        if self._options.replicas > 2:
-            found = self._in_float64("sums over three and more ranks round differently in float32")
-            return found or self._beyond_rounding(self._once())
-        first = self._once()
+    def _compared(self, options: Options) -> Verdict:
+        """Compare in the script's precision, and in float64 where numbers differ; there at once where sums must."""
+        if options.one_gpu or (options.replicas > 2 and not options.cuda):
+            found = self._in_float64(options, "sums over more or fewer rows round differently in float32")
+            if isinstance(found, Verdict):
+                return found
+        first = self._once(options)
         assert first.comparison is not None
         mixed = first.comparison.recordings[0].mixed
         own = f"float32 and {mixed}" if mixed else "float32"
-        # Any size may be rounding: Adam makes a whole step of the sign of a gradient near 0.
-        if not _may_be_rounding(first):
+        if not first.findings or not first.findings[0].may_be_rounding:
             self._notes.append(f"compared in {own}")
             return first
-        largest = max(finding.size for finding in first.findings)
-        by = "" if math.isinf(largest) else f" by {largest:.0e}"
-        found = self._in_float64(f"in {own} they differ{by}, which may be rounding")
-        if found is None:
-            return self._beyond_rounding(first)
-        if found.findings and _came_at_once(first.comparison):
-            # In float64 a script draws other numbers, and trains otherwise.
-            self._notes.append(f"shown is {own}, where both had the same bits up to the first difference")
-            return first
-        return found
+        found = self._in_float64(options, f"in {own} they differ, which may be rounding")
+        if isinstance(found, Verdict):
+            if found.findings and _came_at_once(first.comparison):
+                self._notes.append(f"shown is {own}, where both had the same bits up to there")
+                return first  # in float64 a script draws other numbers, and trains otherwise
+            return found
+        unshown = f"in {own} they differ ({first.findings[0]}), which may be rounding; {found}"
+        return replace(first, findings=(), unshown=unshown)
 
-    def _in_float64(self, why: str) -> Verdict | None:
-        """Compare in float64; None where the script doesn't compute in it."""
+    def _in_float64(self, options: Options, why: str) -> Verdict | str:
+        """Compare in float64; where the script doesn't compute in it, why."""
         try:
-            found = self._once(float64=True)
+            found = self._once(replace(options, float64=True))
         except CouldNotRun as stopped:
-            self._notes.append(f"in float64 the {stopped.failure.side} script fails ({stopped.failure.reason})")
-            return None
+            if options.one_gpu:
+                raise
+            return f"in float64 the {stopped.failure.side} script fails: {stopped.failure.reason}"
         assert found.comparison is not None
         original = found.comparison.recordings[0]
         slots = [slot for step in original.steps[:1] for slot in step.slots]
         if any(slot.dtype.is_floating_point and slot.dtype.itemsize < 8 for slot in slots):
-            self._notes.append("the script makes its parameters less precise than float64 itself")
-            return None
+            return "the script makes its parameters less precise than float64 itself"
         self._notes.append(f"compared in float64: {why}")
         if original.mixed:
-            more = " (two ranks are compared in half precision first)" if self._options.replicas > 2 else ""
-            self._notes.append(f"autocast casts nothing in float64{more}")
+            self._notes.append("autocast casts nothing in float64")
         return found
-
-    def _beyond_rounding(self, first: Verdict) -> Verdict:
-        """In how far `first` differs by more than a unit of rounding at the start can grow to in the original."""
-        comparison = first.comparison
-        assert comparison is not None
-        if not _may_be_rounding(first):
-            return first
-        steps = len(comparison.steps) or first.options.steps
-        try:
-            # The original beside itself, with parameters that are off by a unit of rounding.
-            twice = self._twice(replace(first.options, steps=steps, perturbed=True))
-        except CouldNotRun as stopped:
-            self._notes.append(f"how much rounding may do isn't known: {stopped.failure.reason}")
-            return first
-        may = rounding.measured(twice)
-        self._notes.append(
-            f"compared in the script's own precision: differences up to {may.largest:.0e} are rounding's, as the "
-            "original shows that begins a unit of rounding elsewhere"
-        )
-        return self._explained(first.options, replace(comparison, rounding=may))
 
     def _repeatable(self, verdict: Verdict, comparison: Comparison) -> Verdict:
         """The verdict without what the original's own second run has otherwise, too: that shows nothing."""
         options = replace(verdict.options, steps=verdict.findings[0].step or verdict.options.steps)
         try:
-            twice = self._twice(options)
+            twice = self._pair.compared(options, second="again")
         except CouldNotRun as stopped:
             self._notes.append(f"whether the original does the same twice isn't known: {stopped.failure.reason}")
             return verdict
-        own = explain(twice)
-        shown = _unexplained(comparison, verdict.findings, twice, own)
-        if not own or len(shown) == len(verdict.findings):
+        own = twice.findings
+        shown = _unexplained(comparison, verdict.findings, twice) if own else verdict.findings
+        if len(shown) == len(verdict.findings):
             return verdict
         what = str(replace(own[0], cause="")) + (f" ({own[0].at})" if own[0].at else "")
         why = f"the original doesn't do the same twice: {what}. {_SAME_TWICE}"
         return replace(verdict, findings=shown, unshown=why)
 
-    def _twice(self, options: Options) -> Comparison:
-        """The original beside its own second run."""
-        return self._pair.compared(options, second="again")
+
+def check_devices(options: Options) -> None:
+    """Raise `BadInput` where GPUs are asked for that this machine doesn't have."""
+    there = torch.cuda.device_count()
+    if options.cuda and there < options.replicas:
+        what = f"{there} GPU(s) here, {options.replicas} asked for"
+        raise BadInput("--device cuda", what=what, todo="without it the CPU stands in for them")
 
 
-def chosen_devices(options: Options) -> Options:
-    """The options, with pretend devices in place of CUDA's that aren't there.
-
-    Raises:
-        BadInput: fewer GPUs than replicas, where none can be pretended either.
-    """
-    there, wanted = torch.cuda.device_count(), options.replicas
-    if not options.cuda or there >= wanted:
-        return options
-    try:
-        build.compiled(lambda: terminal.show_messages([_COMPILING]))
-    except PretendCudaUnavailableError as error:
-        what = f"{there} GPU(s) here, {wanted} asked for, and {error}"
-        raise BadInput("--device cuda", what=what, todo=error.todo or "try --device cpu") from error
-    return replace(options, cuda=False, pretended=True)
-
-
-def _unexplained(
-    comparison: Comparison, findings: Sequence[Finding], twice: Comparison, own: Sequence[Finding]
-) -> Sequence[Finding]:
-    """Of the findings, those that the original's differences from itself (`own`) don't explain."""
-    begins = min((finding.step for finding in own if finding.step is not None), default=None)
-    if begins is not None:  # what follows from training that differs, output and files, is explained, too
-        sure = STRUCTURE if twice.setting else STRUCTURE | {"setting"}
+def _unexplained(comparison: Comparison, findings: Sequence[Finding], twice: Comparison) -> Sequence[Finding]:
+    """Of the findings, those that the original's differences from itself don't explain."""
+    if twice.training:  # what follows from training that differs, output and files, is explained, too
+        begins = min((each.step for each in twice.training if each.step is not None), default=0)
+        sure = STRUCTURE if any(each.kind == "setting" for each in twice.training) else STRUCTURE | {"setting"}
         return [each for each in findings if each.kind in sure or (each.step is not None and each.step < begins)]
-    return explain(replace(comparison, rounding=rounding.excused(comparison.rounding, twice)))
-
-
-def _may_be_rounding(compared: Verdict) -> bool:
-    """Whether the root of all that differs is a number."""
-    return bool(compared.findings) and compared.findings[0].kind in NUMBERS
+    lines, logged = ({line.line for line in lines} for lines in (twice.lines, twice.logged))
+    files = {file.file for file in twice.files}
+    rest = replace(
+        comparison,
+        lines=tuple(line for line in comparison.lines if line.line not in lines),
+        logged=tuple(line for line in comparison.logged if line.line not in logged),
+        files=tuple(file for file in comparison.files if file.file not in files),
+    )
+    return rest.findings
 
 
 def _came_at_once(comparison: Comparison) -> bool:
-    """Whether the first difference in training came after steps of the same bits."""
-    first = comparison.first
-    return first is not None and not any(step.relative for step in comparison.steps[: first.step - 1])
+    """Whether training parts by more than one step's rounding, after steps of the same bits."""
+    first = comparison.findings[0]
+    before = [each.relative for each in comparison.steps[: (first.step or 1) - 1]]
+    return first.step is not None and not any(before) and first.size > _MORE_THAN_A_STEP_S
 
 
 def _synthetic(datasets: Sequence[MadeUp]) -> str:

@@ -57,10 +57,10 @@ def ours(path: Any, dir_fd: int | None = None) -> str | None:
         except OSError:
             return None
     whole = os.path.abspath(name)
-    is_own = whole.startswith((*_SYSTEM, *_caches(os.environ.get("HOME", "")))) or not temporary.isdisjoint(
-        chain(whole)
-    )
-    return None if is_own else whole
+    home = os.environ.get("HOME", "")
+    # A cache's folder itself counts: compilers make it while they hold a lock for which another rank waits.
+    is_own = f"{whole}{os.sep}".startswith((*_SYSTEM, *_caches(home))) or whole == os.path.join(home, ".cache")
+    return None if is_own or not temporary.isdisjoint(chain(whole)) else whole
 
 
 @functools.lru_cache(maxsize=1)

@@ -10,7 +10,8 @@ import fixture_data
 import pytest
 from pairs import Pair, Pairs
 
-from dp2ddp.verify.compare.comparison import BatchDifference, Comparison
+from dp2ddp.verify.compare.comparison import Comparison
+from dp2ddp.verify.compare.finding import Finding
 from dp2ddp.verify.compare.steps import StepDifference
 from dp2ddp.verify.run.runs import Options
 
@@ -40,11 +41,11 @@ def test_no_accuracy_is_an_error() -> None:
 def test_each_difference_is_named(comparison: Comparison) -> None:
     before = demo.Result(("0.5", "0.4"), 96.0)
     moved = replace(
-        comparison, steps=(StepDifference(1, "fc.weight", 0.02),), batch=BatchDifference(0, 1, 0, [1], ([2],))
+        comparison, steps=(StepDifference(1, "fc.weight", 0.02),), training=(Finding("batch", "batch 1: [1], [2]"),)
     )
     wrong = demo.verdict(moved, before, demo.Result(("0.5",), 95.0), exact=True)
     assert [text.split()[0] for text in wrong] == ["batch", "test", "2", "parameters"]
-    assert demo.verdict(replace(moved, batch=None), before, before, exact=False) == []
+    assert demo.verdict(replace(moved, training=()), before, before, exact=False) == []
 
 
 def test_the_table_shows_both(comparison: Comparison, capsys: pytest.CaptureFixture[str]) -> None:

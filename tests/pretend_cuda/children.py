@@ -23,7 +23,7 @@ def _run(variables: Mapping[str, str], devices: int | None, function: Callable[.
     process._parent_process = None
     multiprocessing.set_start_method("fork", force=True)
     if devices is not None:
-        from dp2ddp.pretend_cuda import install
+        from pretend_cuda import install
 
         install(devices)
         assert torch._C._cuda_getDeviceCount()  # CUDA has read the environment, which a script may change
@@ -35,7 +35,7 @@ def call(
 ) -> Any:
     """What `function` returns in a process with `devices` pretend devices, or the list of what it does on each rank."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch._dynamo", "dp2ddp.pretend_cuda.replicas"])
+    context.set_forkserver_preload(["torch", "torch._dynamo", "pretend_cuda.replicas"])
     with ExitStack() as stack:
         running = []
         for rank in range(ranks):

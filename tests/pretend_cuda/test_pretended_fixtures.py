@@ -17,8 +17,8 @@ from children import call
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from dp2ddp.pretend_cuda.replicas import OracleDataParallel
 from dp2ddp.verify.compare import printed
+from pretend_cuda.replicas import OracleDataParallel
 
 STEPS = 12  # of each script's optimizers together: float32 stays that close for so long
 

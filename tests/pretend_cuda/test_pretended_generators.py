@@ -17,7 +17,7 @@ def drawn(net: Any) -> list[Any]:
 
 
 def saved_by_data_parallel() -> States:
-    from dp2ddp.pretend_cuda.replicas import OracleDataParallel
+    from pretend_cuda.replicas import OracleDataParallel
 
     torch.manual_seed(3)
     drawn(OracleDataParallel(nn.Dropout(0.5).cuda()))

@@ -15,7 +15,7 @@ SCRIPT = """\
 import os
 with open("starts", "a") as file:
     file.write(os.environ.get("RANK", "-"))
-from dp2ddp.pretend_cuda import install, is_fixed
+from pretend_cuda import install, is_fixed
 install(4)
 import threading, torch, json
 BEFORE
@@ -50,6 +50,7 @@ def run(folder: Path, launcher: list[str], script: Path, **env: str) -> Any:
     """A script, started with its output kept."""
     kept = {key: value for key, value in os.environ.items() if key not in ("DP2DDP_DEVICE", "CUDA_VISIBLE_DEVICES")}
     env = {**kept, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", **env}
+    env["PYTHONPATH"] = os.pathsep.join([*filter(None, sys.path)])
     command = [sys.executable, *launcher, str(script)]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, cwd=folder)
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F  # noqa: N812
 from children import call
 from torch import Tensor, nn
 
-from dp2ddp.pretend_cuda import copies, reset_copies
-from dp2ddp.pretend_cuda.replicas import OracleDataParallel
+from pretend_cuda import copies, reset_copies
+from pretend_cuda.replicas import OracleDataParallel
 
 
 def train(wrap: Any, device: Any, split: Any = lambda *batch: batch) -> list[Tensor]:

@@ -32,9 +32,30 @@ def test_training_with_an_empty_cache(warm: Warm, tmp_path: Path, where: str) ->
     plain = warm.start(write(tmp_path, BODY.format(model="ddp.wrap_model(net)"), "plain.py"), forked=True)
     assert plain.returncode == 0, plain.stderr
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
-    # Two ranks that compile take 15 s of a processor, and with other tests beside them minutes.
     with warm.started(write(tmp_path, BODY.format(model=where)), env=env, forked=True) as started:
-        done = started.wait(timeout=280)
+        done = started.wait(timeout=200)
     assert done.returncode == 0, done.stderr
     assert done.stdout == plain.stdout
     assert len(plain.stdout.split()) == 6
+
+
+def test_a_cache_s_own_folder_is_each_rank_s(warm: Warm, tmp_path: Path) -> None:
+    """Rank 0 makes it again while it holds a lock; the other ranks come to that lock, and not to the folder."""
+    body = """
+    import os, time
+    from filelock import FileLock
+    ddp.setup()
+    ddp.wrap_model(torch.nn.Linear(1, 1))
+    cache = os.environ["TORCHINDUCTOR_CACHE_DIR"]
+    time.sleep(2 * ddp.rank())
+    with FileLock(os.path.expanduser("~/.cache/torch/lock")):
+        for folder in (cache, os.path.expanduser("~/.cache/torch/kernels")):
+            os.makedirs(folder, exist_ok=True)
+        time.sleep(2 * (1 - ddp.rank()))
+    print(ddp.gather(os.path.isdir(folder)))
+    """
+    (tmp_path / "cache").mkdir()
+    env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "HOME": str(tmp_path)}
+    with warm.started(write(tmp_path, body), env=env) as started:
+        done = started.wait(timeout=60)
+    assert (done.stdout, done.returncode) == ("[True, True]\n", 0), done.stderr

@@ -90,7 +90,7 @@ def data_parallel(n: int) -> Wrap:
     if device().type == "cpu":
         emulated_kind: Any = type("Oracle", (EmulatedDataParallel,), {"streams": own})
         return lambda net: emulated_kind(net, n=n)
-    from dp2ddp.pretend_cuda.replicas import OracleDataParallel
+    from pretend_cuda.replicas import OracleDataParallel
 
     kind: Any = type("Oracle", (OracleDataParallel,), {"streams": own})
     return lambda net: kind(net.to(device()), list(range(n)))

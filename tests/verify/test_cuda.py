@@ -9,7 +9,6 @@ import pytest
 import tiny
 import torch
 
-from dp2ddp.verify.compare.causes import explain
 from dp2ddp.verify.compare.comparison import Comparison, compare
 from dp2ddp.verify.run import runs
 
@@ -131,7 +130,7 @@ def _both(script: str, folder: Path, float64: bool = True, ends: tuple[str, str]
 
 def test_a_guard_on_is_cuda_lets_both_sides_split_the_batch(tmp_path: Path) -> None:
     comparison = _both(GUARDED, tmp_path, ends=("print([lines])\n", "print(ddp.gather(lines))\n"))
-    assert {each.kind for each in explain(comparison)} == {"printed"}
+    assert {each.kind for each in comparison.findings} == {"text"}
     assert len(comparison.steps) == 2
     before = ["cuda False", "cuda True", *["3 rows"] * 4, "cuda True", *["3 rows", "2 rows"] * 2]
     assert ast.literal_eval(comparison.original.stdout) == [before]
@@ -171,7 +170,7 @@ needs_scaler = pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="
 @needs_scaler
 def test_mixed_precision_is_bfloat16_on_both_sides(tmp_path: Path) -> None:
     comparison = _both(MIXED, tmp_path, float64=False)
-    assert explain(comparison) == []
+    assert comparison.findings == []
     assert len(comparison.steps) == 6
     assert comparison.original.stdout.splitlines() == ["torch.bfloat16 65536.0"] * 2
     assert [recording.mixed for recording in comparison.recordings] == ["bfloat16"] * 3

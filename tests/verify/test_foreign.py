@@ -121,7 +121,7 @@ def test_what_is_right_by_hand_is_shown_to_agree(verified: Any) -> None:
 def test_dropout_of_rows_that_lie_elsewhere_shows_nothing(verified: Any) -> None:
     assert verified(script(BY_HAND, DROPOUT="0.3"), DROPOUT="0.3") == ("not shown", [])
     verdict, found = verified(script(BY_HAND, DROPOUT="0.3").replace("lr=0.1", "lr=0.2"), DROPOUT="0.3")
-    assert (verdict, found[0].partition(" of ")[0]) == ("differ", "setting: lr")
+    assert (verdict, found[0].partition(" of ")[0]) == ("differ", "setting: lr (learning rate)")
 
 
 def test_what_tutorials_leave_out_is_named(verified: Any) -> None:
@@ -135,7 +135,7 @@ def test_what_tutorials_leave_out_is_named(verified: Any) -> None:
         "prints: rank 1 prints, too: 'epoch 0 loss",
         "each rank draws a whole one of its own, so N times the batch size is trained on",
         "shuffle: batch 1 of iteration 1",
-        "setting: lr of parameter group 1 of optimizer 1 is 0.1, converted 0.2; the learning rate (lr) is multiplied",
+        "setting: lr (learning rate) of parameter group 1 of optimizer 1 is 0.1, converted 0.2; it is multiplied",
     ):
         assert wanted in text, text
 
@@ -168,7 +168,7 @@ def test_each_mistake_by_hand_is_named(verified: Any, old: str, new: str, wanted
     ("way", "words", "wanted"),
     [
         (ACCELERATE, {}, "each rank draws a whole one of its own, so N times the batch size is trained on"),
-        (ACCELERATE, {"SPLIT": "True"}, "padded, or drawn otherwise: 2 samples come twice in this pass"),
+        (ACCELERATE, {"SPLIT": "True"}, "2 samples come twice in this pass: it is padded, or drawn otherwise"),
         (FABRIC, {}, "each rank draws a whole one of its own, so N times the batch size is trained on"),
     ],
 )

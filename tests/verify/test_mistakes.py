@@ -23,7 +23,7 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], str, str, int | None]] = {
         [("        output = net(x)",
           "        [p.data.add_(ddp.rank() * (epoch > 1 and len(x) < 8)) for p in net.parameters()]\n"
           "        output = net(x)")],
-        "apart", "something that differs between the ranks", 9,
+        "output", "what Sequential returns on rank 1 differs by", 9,
     ),
     "shuffle repeated": (
         [(EPOCH, EPOCH + "    torch.manual_seed(7)\n")], "shuffle", "the shuffle of iteration 1 is repeated", None,
@@ -33,25 +33,27 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], str, str, int | None]] = {
     ),
     "gradients doubled": (
         [("        optimizer.step()", "        [p.grad.mul_(2) for p in net.parameters()]\n        optimizer.step()")],
-        "scale", "the gradients are 2 times the original's", 1,
+        "gradient", "all gradients are 2 times the original's", 1,
     ),
     "loss scaled": (
         [("criterion(output, y)\n", "criterion(output, y) * 1.01\n")],
         "loss", "the loss is 1.01 times the original's", 1,
     ),
     "another loss": (
-        [("criterion(output, y)\n", "criterion(output, y) + output.square().mean()\n")], "loss", "another loss", 1,
+        [("criterion(output, y)\n", "criterion(output, y) + output.square().mean()\n")], "loss",
+        "the loss given to backward is 0.534232, converted 0.701877", 1,
     ),
     "learning rate scaled": (
         [("lr=0.5", "lr=0.5 * ddp.world_size()")], "setting",
-        "is 0.5, converted 1; the learning rate (lr) is multiplied by the number of ranks", 1,
+        "of optimizer 1 is 0.5, converted 1; it is multiplied by the number of ranks",
+        1,
     ),
     "another weight decay, late": (
         [(EPOCH, EPOCH + "    optimizer.param_groups[0]['weight_decay'] = 0.01 * (epoch > 1)\n")],
-        "setting", "weight_decay of parameter group 1 of optimizer 1 is 0, converted 0.01", 7,
+        "setting", "weight decay of parameter group 1 of optimizer 1 is 0, converted 0.01", 7,
     ),
     "another optimizer": (
-        [("torch.optim.SGD", "torch.optim.ASGD")], "setting", "of class SGD, converted ASGD; another optimizer", 1,
+        [("torch.optim.SGD", "torch.optim.ASGD")], "setting", "'SGD', converted 'ASGD'; another optimizer", 1,
     ),
     "a layer frozen": (
         [("criterion =", "net.module[0].requires_grad_(False)\ncriterion =")], "setting", "a layer is frozen", 1,
@@ -61,32 +63,32 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], str, str, int | None]] = {
     ),
     "a step left out": (
         [("        optimizer.step()", "        if len(x) == 8:\n            optimizer.step()")],
-        "passed", "backward is called twice before this step, in the original once", 3,
+        "count", "batches that are taken before this step: 1, converted 2; a step is left out", 3,
     ),
     "a batch skipped": (
         [("        optimizer.zero_grad()",
           "        if len(x) < 8:\n            continue\n        optimizer.zero_grad()")],
-        "passed", "batch 3 of iteration 1 over a loader is skipped", 3,
+        "count", "batches that are taken before this step: 1, converted 2; a step is left out", 3,
     ),
     "a smaller batch": (
-        [("batch_size=8", "batch_size=4")], "batch", "smaller, of batch size 4, the original's 8", 1,
+        [("batch_size=8", "batch_size=4")], "batch", "the loader is made otherwise: batch size 8, converted 4", 1,
     ),
     "the last batch dropped": (
-        [("batch_size=8", "batch_size=8, drop_last=True")], "batch", "the last batch of this pass is dropped", 3,
+        [("batch_size=8", "batch_size=8, drop_last=True")], "batch", "drop_last False, converted True", 3,
     ),
     "another sampler": (
         [("shuffle=True", "shuffle=False")], "batch", "sampler RandomSampler, converted SequentialSampler", 1,
     ),
     "other inputs": (
-        [("output = net(x)", "output = net(x * 1.5)")], "input", "other samples: augmented, transformed", 1,
+        [("output = net(x)", "output = net(x * 1.5)")], "input", "of the same samples; they are augmented", 1,
     ),
     "another mode": (
         [(EPOCH, EPOCH + "    net.train(epoch == 0)\n")],
-        "mode", "runs in evaluation mode, the original's in training", None,
+        "mode", "runs in training mode, converted in evaluation mode; `model.train()` is left out", None,
     ),
     "a draw too many": (
         [("        optimizer.step()", "        optimizer.step()\n        torch.rand(1)")],
-        "draw", "a different RNG draw", 2,
+        "batch", "the same samples in another order: shuffled by other random numbers", 4,
     ),
 }  # fmt: skip
 
@@ -109,7 +111,3 @@ def test_the_right_conversion_has_none(workplace: Path, original_run: Run, tmp_p
     assert findings == []
     assert len(comparison.steps) == 9
     assert comparison.original.files().keys() == comparison.converted.files().keys() == {"net.pt"}
-    generators = [[step.generators for step in recording.steps] for recording in comparison.recordings]
-    assert generators[1] == generators[2]
-    torch_s = [[sums[0] for sums in side] for side in generators]
-    assert torch_s[0] == torch_s[1]

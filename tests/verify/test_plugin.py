@@ -22,11 +22,9 @@ def test_right(dp2ddp_compare):
 def test_wrong(dp2ddp_compare):
     both = dp2ddp_compare("train.py", converted="wrong.py")
     assert list(both.original.files) == ["net.pt"]
-    with pytest.raises(pytest.fail.Exception, match="step 1: .*the gradients are 2 times the original's"):
+    with pytest.raises(pytest.fail.Exception, match="step 1: .*all gradients are 2 times the original's"):
         both.assert_same_training()
-    both.assert_same_accuracy(atol=1.0)
-    with pytest.raises(AssertionError, match="nothing printed matches"):
-        both.assert_same_accuracy(pattern="top5 ([0-9.]+)")
+    assert both.original.output.count("accuracy") == both.converted.output.count("accuracy") == 3
 
 def test_fails(dp2ddp_compare):
     dp2ddp_compare("fails.py", args=["x"])

@@ -183,7 +183,9 @@ def test_text_files_are_compared_by_their_numbers(tmp_path: Path) -> None:
     paths = tmp_path / "a.csv", tmp_path / "b.csv"
     paths[0].write_text("epoch,loss\n0,0.51\n")
     paths[1].write_text("epoch,loss\n0,0.53\n")
-    assert [difference.where for difference in saved.differences("log.csv", *paths)] == ["line 2: '0,0.51', '0,0.53'"]
+    assert [difference.where for difference in saved.differences("log.csv", *paths)] == [
+        "line 2: '0,0.51', converted '0,0.53'"
+    ]
     paths[1].write_text("epoch,loss\n0,0.52\n")
     assert list(saved.differences("log.csv", *paths)) == []
 

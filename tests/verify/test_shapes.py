@@ -110,10 +110,17 @@ torch.save(net_d, "whole.pt")
     ("old", "new", "found"),
     [
         ("", "", None),  # a model that is saved whole is the original's file, too
-        ("ddp.wrap_model(D(4, 1))", "nn.DataParallel(D(4, 1))", "a model (D) still is in an nn.DataParallel"),
-        ("ddp.wrap_model(D(4, 1))", "D(4, 1)", "models that are wrapped: G, D; converted: G"),
+        (
+            "ddp.wrap_model(D(4, 1))",
+            "nn.DataParallel(D(4, 1))",
+            "wrapped models that run, and how often: G (1), D (2)",
+        ),
+        (
+            "ddp.wrap_model(D(4, 1))",
+            "D(4, 1)",
+            "wrapped models that run, and how often: G (1), D (2)",
+        ),
         ("loss_d.item(), loss_g", "2 * loss_d.item(), loss_g", "logged line 1: 'Loss_D "),
-        ("ddp.wrap_model(D(4, 1))", "ddp.wrap_model(D(4, 1), sync_bn=True)", "BatchNorm is synchronised"),
     ],
 )
 def test_two_models_and_what_is_logged(
@@ -167,4 +174,4 @@ def test_a_data_set_that_counts_what_it_loads_is_told(workplace: Path, monkeypat
         assert verdict.exit_code == 1
         first, *_ = verdict.findings
         assert (first.kind, first.step) == ("input", 1)
-        assert "other samples: augmented, transformed or drawn otherwise" in str(first)
+        assert "of the same samples; they are augmented, transformed or drawn otherwise" in str(first)

@@ -53,7 +53,9 @@ def test_the_first_that_differs_is_named(tmp_path: Path) -> None:
 
 def test_ranks_that_part_are_found(tmp_path: Path) -> None:
     ranks = [record(tmp_path / "0", 5), record(tmp_path / "1", 5, lambda step: 1.0 if step == 3 else 0.0)]
-    assert str(steps.apart(ranks)) == "step 3: bias differs between rank 0 and rank 1"
+    found = steps.apart(ranks)
+    assert found is not None
+    assert (found.step, found.parameter, found.who) == (3, "bias", "rank 0 and rank 1")
 
 
 def test_parameters_of_one_name_are_told_apart_by_their_model(tmp_path: Path) -> None:

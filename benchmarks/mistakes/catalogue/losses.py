@@ -39,7 +39,7 @@ MISTAKES: list[Mistake] = [
     ),
     *kind(
         "another loss",
-        "another loss, other loss, criterion",
+        "another loss, other loss, criterion, loss given",
         plant("signals", "label_smoothing=0.1", "label_smoothing=0.0", 1),
         plant("triplets", "margin=args.margin)", "margin=args.margin / 2)", 1),
         plant("stopping", "nn.MSELoss()", "nn.L1Loss()", 1),

@@ -83,7 +83,7 @@ _LINES = [
 _FILES = [
     *kind(
         "checkpoint of other content",
-        "keys, other content, other value, another value, saved otherwise",
+        "keys, other content, other value, another value, saved otherwise, epoch is",
         plant("imagenet", "'epoch': epoch + 1,", "'epoch': epoch,", None),
         plant("signals", "'optimizer': optimizer.state_dict(), ", "", None),
         plant("iterations", "ddp.save(model.module.state_dict()", "ddp.save(model.state_dict()", None),
@@ -107,7 +107,7 @@ _FILES = [
     ),
     *kind(
         "a file of each rank",
-        "each rank, every rank, all ranks, other name, another name",
+        "each rank, every rank, all ranks, other name, another name, another rank",
         plant(
             "accumulate",
             "'losses': losses}, 'nets.pt')",

@@ -47,7 +47,7 @@ MISTAKES: list[Mistake] = [
     ),
     *kind(
         "a state not loaded",
-        "load, checkpoint, learning rate, lr, momentum, schedule",
+        "load, checkpoint, learning rate, lr, momentum, schedule, start",
         plant("resume", "        self.optimizer.load_state_dict(state['optimizer'])\n", "", 7),
         plant("resume", "        self.net.load_state_dict(state['net'])\n", "", 7),
         plant("resume", "        self.scheduler.load_state_dict(state['scheduler'])\n", "", 10),

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
-from dp2ddp.verify.compare import clock_names, printed, rounding, saved, steps
-from dp2ddp.verify.compare.finding import TOLERANCE, Finding
-from dp2ddp.verify.compare.optimizer_settings import first_difference
+from dp2ddp.verify.compare import clock_names, outcomes, printed, saved, steps, training
+from dp2ddp.verify.compare.finding import TOLERANCE, Finding, relative
 from dp2ddp.verify.compare.printed import LineDifference
-from dp2ddp.verify.compare.rounding import Rounding
 from dp2ddp.verify.compare.saved import FileDifference, Hiding
 from dp2ddp.verify.compare.steps import StepDifference
 from dp2ddp.verify.run import recording
@@ -25,194 +20,120 @@ _EVENTS = "events.out.tfevents"  # TensorBoard's files carry times, and the time
 
 
 @dataclass(frozen=True)
-class BatchDifference:
-    """A batch with other samples: its number (from 1) in that iteration over a loader, and when it was fetched.
-
-    `parts` are the samples that the ranks fetched; None for a rank that fetched no such batch.
-    """
-
-    iterator: int
-    number: int
-    step: int
-    original: Any
-    parts: tuple[Any, ...]
-
-    def __str__(self) -> str:
-        where = f"batch {self.number} of iteration {self.iterator + 1} over a loader"
-        return f"{where}: samples {_shortened(self.original)}, converted {_shortened(list(self.parts))}"
-
-
-@dataclass(frozen=True)
 class Comparison:
     """All that two runs have in common or not.
 
     Args:
         original, converted: the runs.
-        steps: an entry for each optimizer step of both.
-        losses: relative difference of each loss given to `backward`, over all ranks.
-        lines: printed lines that differ.
-        files: files that differ, and where.
-        batch: the first batch with other samples; None if all have the same.
         recordings: the original's recording and those of the converted script's ranks.
+        steps: how far the parameters are apart after each step that both made.
+        losses: relative difference of each loss given to `backward`, over all ranks.
+        training: where training parts, if it does; of a script made by hand all that is so by itself.
+        structure: what ranks do that only one should; the exit code.
+        lines: printed lines that differ by more than rounding.
+        logged: records of `logging` that do.
+        files: files that do, and where.
         names: what of the converted run's paths has another name in the original's, for a clock gave it.
-        apart: the first step after which the ranks' parameters differ among each other; None if none.
-        starts: processes that start from other parameters.
-        counts: what one run did more often than the other, in words.
-        setting: the first setting of an optimizer that isn't the original's.
-        logged: records of `logging` that differ, as lines.
-        foreign: the converted script isn't made for this project's runtime: ranks may have any rows of a batch.
-        rows_elsewhere: whether they have other ones than `nn.DataParallel`'s replicas.
-        rounding: what rounding may do, where that was measured.
+        any_rows: ranks have other rows of a batch than `nn.DataParallel`'s replicas.
     """
 
     original: Run
     converted: Run
+    recordings: tuple[Recording, ...]
     steps: tuple[StepDifference, ...]
     losses: tuple[float, ...]
+    training: tuple[Finding, ...]
+    structure: tuple[Finding, ...]
     lines: tuple[LineDifference, ...]
+    logged: tuple[LineDifference, ...]
     files: tuple[FileDifference, ...]
-    apart: StepDifference | None
-    counts: tuple[str, ...]
-    starts: tuple[StepDifference, ...] = ()
-    batch: BatchDifference | None = None
-    recordings: tuple[Recording, ...] = ()
-    names: Mapping[str, str] = field(default_factory=dict)
-    setting: Finding | None = None
-    logged: tuple[LineDifference, ...] = ()
-    foreign: bool = False
-    rows_elsewhere: bool = False
-    rounding: Rounding = field(default_factory=Rounding)
-
-    def allowed(self, step: int) -> float:
-        """The largest relative difference of parameters after step `step` (from 1) that counts as agreement."""
-        return max(TOLERANCE, rounding.allowed_at(self.rounding.steps, step - 1))
-
-    def hidden(self, name: str) -> str:
-        """What of the converted run's has this name, as the original would call it."""
-        return clock_names.restoring(self.names, self.converted.hide)(name)
+    names: Mapping[str, str]
+    any_rows: bool
 
     @property
-    def worst(self) -> StepDifference:
-        """The step with the largest difference."""
-        return max(self.steps, key=lambda step: step.relative, default=StepDifference(0, "", 0.0))
+    def worst(self) -> float:
+        """The largest difference of a parameter."""
+        return max((step.relative for step in self.steps), default=0.0)
 
     @property
-    def first(self) -> StepDifference | None:
-        """The first step whose parameters differ by more than the tolerance."""
-        return next((step for step in self.steps if step.relative > self.allowed(step.step)), None)
-
-    @property
-    def trained_alike(self) -> bool:
-        """Whether both trained, on the same batches, with the same losses and to the same parameters."""
-        same = self.first is None and not self.counts and not (self.batch or self.setting or self.apart)
-        return bool(self.steps) and same and not self.wrong_losses
-
-    @property
-    def wrong_losses(self) -> list[int]:
-        """Which of the losses differ (from 0)."""
-        allowed = self.rounding.losses
-        return [n for n, loss in enumerate(self.losses) if loss > max(TOLERANCE, rounding.allowed_at(allowed, n))]
-
-    @property
-    def wrong_lines(self) -> list[LineDifference]:
-        """The printed lines that differ by more than rounding."""
-        allowed = self.rounding.lines
-        return [line for line in self.lines if not line.is_rounding and line.relative > allowed.get(line.line, 0.0)]
-
-    @property
-    def wrong_files(self) -> list[FileDifference]:
-        """The files that differ, and where."""
-        allowed = self.rounding.files
-        return [
-            file
-            for file in self.files
-            if file.relative > max(TOLERANCE, self.rounding.largest, allowed.get((file.file, file.where), 0.0))
-        ]
-
-    @property
-    def wrongly_logged(self) -> list[LineDifference]:
-        """The records of `logging` that differ by more than rounding."""
-        return [line for line in self.logged if not line.is_rounding]
+    def findings(self) -> list[Finding]:
+        """In what the runs differ, the root first; empty if they agree."""
+        follows = any(finding.step is not None for finding in self.training)
+        ends = [] if follows else outcomes.findings(self)
+        return [*self.training, *self.structure, *ends]
 
 
-def compare(original: Run, converted: Run, foreign: bool = False) -> Comparison:
+def compare(original: Run, converted: Run, *, foreign: bool = False, one_gpu: bool = False) -> Comparison:
     """Compare two finished runs.
 
     Args:
         original, converted: the runs.
-        foreign: see `Comparison`.
+        foreign: the converted script isn't made for this project's runtime: ranks may have any rows of a batch.
+        one_gpu: the original is trained as on one GPU, not by replicas.
 
     Raises:
         FileNotFoundError: a process ended before it recorded anything.
     """
     (ours,), theirs = original.recordings()[:1], converted.recordings()
-    batch = _batch(ours, theirs, recording.is_same_set if foreign else recording.is_union)
     files = _outputs(original), _outputs(converted)
     names = clock_names.renamed(*files, timedelta(seconds=max(original.seconds, converted.seconds)))
     hide = original.hide, clock_names.restoring(names, converted.hide)
+    updates = steps.differences(ours, theirs[0])
+    logs = [_logged(run) for run in (ours, theirs[0])]
+    silent = 1 if foreign else len(converted.exit_codes)  # that others print is told by itself
+    texts = [
+        (original.stdout, converted.stdout),
+        *(("", converted.output(rank, "stdout")) for rank in range(1, silent)),
+    ]
     return Comparison(
-        original=original,
-        converted=converted,
-        steps=tuple(steps.differences(ours, theirs[0])),
-        losses=tuple(_losses([ours], theirs)),
-        lines=tuple(_lines(original, converted, hide, foreign)),
-        files=tuple(_files(*files, hide)),
-        apart=steps.apart(theirs),
-        counts=tuple(_counts(ours, theirs[0])),
-        starts=tuple(steps.starts(ours, theirs)),
-        batch=batch,
-        recordings=(ours, *theirs),
-        names=names,
-        setting=first_difference(ours, theirs[0], len(theirs), batch is None),
-        foreign=foreign,
-        rows_elsewhere=foreign and batch is None and _batch(ours, theirs, recording.is_union) is not None,
-        logged=tuple(printed.differences(*(hide[i](_logged(run)) for i, run in enumerate((ours, theirs[0]))))),
+        original,
+        converted,
+        (ours, *theirs),
+        tuple(updates),
+        tuple(relative(loss.value, other) for loss, other in zip(ours.losses, recording.global_losses(theirs))),
+        tuple(training.differences(training.Sides(ours, theirs, updates, foreign, foreign or one_gpu))),
+        tuple(_structure(original, converted, theirs, foreign)),
+        tuple(line for a, b in texts for line in _differing(hide[0](a), hide[1](b))),
+        tuple(_differing(hide[0](logs[0]), hide[1](logs[1]))),
+        tuple(each for each in _files(*files, hide) if each.relative > TOLERANCE),
+        names,
+        any_rows=one_gpu or (foreign and not _same_rows(ours, theirs)),
     )
 
 
-def _losses(ours: Sequence[Recording], theirs: Sequence[Recording]) -> list[float]:
-    pairs = zip(recording.global_losses(ours), recording.global_losses(theirs))
-    return [_relative(a, b) for a, b in pairs]
+def _same_rows(ours: Recording, theirs: Sequence[Recording]) -> bool:
+    whole, parts = recording.batches_by_iterator(ours), [recording.batches_by_iterator(rank) for rank in theirs]
+    return all(
+        recording.is_union(batch, shards)
+        for iterator in whole
+        for batch, *shards in zip(whole[iterator], *(rank.get(iterator, []) for rank in parts))
+    )
 
 
-def _relative(a: float, b: float) -> float:
-    if a == b or (math.isnan(a) and math.isnan(b)):
-        return 0.0
-    difference = abs(a - b) / abs(a) if a else math.inf
-    return math.inf if math.isnan(difference) else difference
-
-
-def _batch(
-    ours: Recording, theirs: Sequence[Recording], alike: Callable[[Any, Sequence[Any]], bool]
-) -> BatchDifference | None:
-    whole = recording.batches_by_iterator(ours)
-    parts = [recording.batches_by_iterator(rank) for rank in theirs]
-    for iterator in sorted(whole.keys() | parts[0].keys()):
-        batches = zip_longest(whole.get(iterator, []), *(rank.get(iterator, []) for rank in parts))
-        for number, (batch, *shards) in enumerate(batches, start=1):
-            if not alike(batch, shards):
-                taken = [[each.step for each in run.batches if each.iterator == iterator] for run in (ours, theirs[0])]
-                step = max((steps[min(number, len(steps)) - 1] for steps in taken if steps), default=0)
-                return BatchDifference(iterator, number, step, batch, tuple(shards))
-    return None
-
-
-def _shortened(indices: Any) -> str:
-    text = str(indices)
-    return text if len(text) <= 40 else f"{text[:40]}..."
-
-
-def _lines(one: Run, other: Run, hide: Hiding, foreign: bool) -> list[LineDifference]:
-    found = list(printed.differences(hide[0](one.stdout), hide[1](other.stdout)))
-    if foreign:  # that others print is told by itself
-        return found
-    for rank in range(1, len(other.exit_codes)):  # a line is printed once, so every other rank is silent
-        found += printed.differences("", other.output(rank, "stdout"))
-    return found
+def _differing(original: str, converted: str) -> Iterator[LineDifference]:
+    return (line for line in printed.differences(original, converted) if not line.is_rounding)
 
 
 def _logged(run: Recording) -> str:
     return "".join(f"{text}\n" for text in run.logged)
+
+
+def _structure(original: Run, converted: Run, ranks: Sequence[Recording], foreign: bool) -> Iterator[Finding]:
+    """What more than one rank of a script without the runtime does; the exit code."""
+    for rank, theirs in enumerate(ranks[1:] if foreign else (), start=1):
+        lines = converted.output(rank, "stdout").splitlines()
+        if theirs.wrote:
+            yield Finding("written", f"{theirs.wrote[0]} is written by rank {rank}, too{_and_more(theirs.wrote)}")
+        if lines:
+            yield Finding("prints", f"rank {rank} prints, too: {lines[0]!r}{_and_more(lines)}")
+        if theirs.wrote or lines:
+            break
+    if original.exit_code != converted.exit_code:
+        yield Finding("exit", f"exit code {original.exit_code}, converted {converted.exit_code}")
+
+
+def _and_more(things: Sequence[str]) -> str:
+    return f" (and {len(things) - 1} more)" if len(things) > 1 else ""
 
 
 def _outputs(run: Run) -> dict[str, Path]:
@@ -225,19 +146,4 @@ def _files(one: Mapping[str, Path], other: Mapping[str, Path], hide: Hiding) -> 
         if name in one and name in theirs:
             yield from saved.differences(name, one[name], theirs[name], hide)
         else:
-            yield FileDifference(name, f"only the {'original' if name in one else 'converted'}'s", math.inf)
-
-
-def _counts(ours: Recording, theirs: Recording) -> list[str]:
-    pairs = {
-        "optimizer steps": (len(ours.steps), len(theirs.steps)),
-        "calls of backward": (len(ours.losses), len(theirs.losses)),
-    }
-    found = [f"{a} {what}, converted {b}" for what, (a, b) in pairs.items() if a != b]
-    scales = next(((i, a, b) for i, (a, b) in enumerate(zip(ours.scales, theirs.scales)) if a != b), None)
-    if scales is not None:
-        number, a, b = scales
-        found.append(f"the scale of a GradScaler is {a:g} after update {number + 1}, converted {b:g}")
-    if ours.mixed != theirs.mixed:
-        found.append(f"autocast to {ours.mixed or 'nothing'}, converted to {theirs.mixed or 'nothing'}")
-    return found
+            yield FileDifference(name, f"only the {'original' if name in one else 'converted script'} writes it")

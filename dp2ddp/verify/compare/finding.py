@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-#: The largest relative difference of parameters, losses and saved numbers that counts as agreement.
+#: The largest relative difference of numbers that counts as agreement.
 TOLERANCE = 1e-6
-#: Kinds of findings: numbers, which rounding and random numbers may change; and what neither ever changes.
-NUMBERS = frozenset({"loss", "update", "scale", "gradient", "printed", "file", "buffer", "input"})
-STRUCTURE = frozenset({"exit", "keys", "left", "unwrapped", "sync_bn", "written", "prints", "missing"})
+#: Kinds of findings that rounding may explain, and random numbers that other rows draw.
+NUMBERS = frozenset({"input", "buffer", "output", "loss", "gradient", "parameter", "printed", "file"})
+#: Kinds that nothing excuses which an original doesn't do twice.
+STRUCTURE = frozenset({"exit", "keys", "calls", "written", "prints", "missing"})
+_SURE = 1e-2  # no factor that all numbers have is rounding if it is further from 1
+_MOST = 200  # characters that are shown of a value
 
 
 @dataclass(frozen=True)
@@ -17,15 +20,16 @@ class Finding:
     """Something in which the runs differ.
 
     Args:
-        kind: one word for programs: exit, count, left, unwrapped, sync_bn, written, prints, start, data, batch,
-            shuffle, passed, mode, kept, state, setting, input, buffer, draw, apart, scale, loss, update, gradient,
-            printed, keys, missing, file.
-        what: what differs, with numbers.
-        cause: the likely cause; empty where nothing is known.
-        step: the optimizer step (from 1) at which; None where it has none.
+        kind: one word for programs: start, state, batch, shuffle, count, calls, mode, input, buffer, output, loss,
+            kept, gradient, setting, apart, parameter, exit, written, prints, printed, text, missing, keys,
+            file.
+        what: what differs, with both values.
+        cause: the cause, where a single one fits; empty otherwise.
+        step: the optimizer step (from 1) at which; None where training is the same.
         parameter: the parameter that differs most.
         size: the relative difference; infinite for what rounding can't explain.
         at: the original's line where it is seen, as `train.py:12`; None where none is known.
+        factor: what all the numbers are as a multiple of the original's, if they are.
     """
 
     kind: str
@@ -35,7 +39,38 @@ class Finding:
     parameter: str | None = None
     size: float = math.inf
     at: str | None = None
+    factor: float | None = None
+
+    @property
+    def may_be_rounding(self) -> bool:
+        """Whether it is a number that rounding may have moved."""
+        return self.kind in NUMBERS and (self.factor is None or abs(self.factor - 1) < _SURE)
 
     def __str__(self) -> str:
         at = f"step {self.step}: " if self.step is not None else ""
         return f"{at}{self.what}" + (f"; {self.cause}" if self.cause else "")
+
+
+def shown(value: object) -> str:
+    """A value as text, cut where it is long."""
+    text = f"{value:.6g}" if isinstance(value, float) else repr(value) if isinstance(value, str) else str(value)
+    return text if len(text) <= _MOST else f"{text[:_MOST]}..."
+
+
+def factor_of(original: float, converted: float) -> float | None:
+    """What one number is as a multiple of another, where that says something."""
+    factor = converted / original if original else math.nan
+    return factor if math.isfinite(factor) and abs(factor - 1) > 1e-3 else None
+
+
+def times(factor: float | None) -> str:
+    """In words."""
+    return "" if factor is None else f"{factor:.4g} times the original's"
+
+
+def relative(a: float, b: float) -> float:
+    """The relative difference of two numbers; infinite where one alone is no number."""
+    if a == b or (math.isnan(a) and math.isnan(b)):
+        return 0.0
+    size = abs(a - b) / max(abs(a), abs(b))
+    return size if math.isfinite(size) else math.inf

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 import math
-import statistics
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,15 @@ from typing import Any
 import torch
 
 from dp2ddp.verify.compare import printed, unpickle
+from dp2ddp.verify.compare.finding import shown
+from dp2ddp.verify.compare.steps import negligible
 from dp2ddp.verify.compare.unpickle import Placeholder
 
 #: What takes out of the original's and the converted run's texts what isn't to be compared.
 Hiding = tuple[Callable[[str], str], Callable[[str], str]]
+ONLY_IN = " (only in the "
 _OF_CONTENT = ".data/serialization_id"  # a checksum of the other files
 _NUMPY = b"\x93NUMPY"
-_NEGLIGIBLE = 1e-3  # of the size of most tensors
 
 
 @dataclass(frozen=True)
@@ -28,14 +29,16 @@ class FileDifference:
     """A file that is not the same in both runs, and where: a key, a line, or the whole file.
 
     `relative` is the relative difference there (see `relative_difference`); infinite where it isn't a number's. For
-    `factor` see `LineDifference`. `tensor`: whether it is one of a checkpoint's, or an array.
+    `factor` see `LineDifference`. `is_place`: whether both sides wrote the file. `values`: both, in words,
+    where they are no tensors.
     """
 
     file: str
     where: str
-    relative: float
+    relative: float = math.inf
     factor: float | None = None
-    tensor: bool = False
+    is_place: bool = False
+    values: str = ""
 
 
 def relative_difference(ours: torch.Tensor, theirs: torch.Tensor, least: float = 0.0) -> float:
@@ -61,16 +64,6 @@ def relative_difference(ours: torch.Tensor, theirs: torch.Tensor, least: float =
     return difference / scale if scale and not math.isnan(difference) else math.inf
 
 
-def negligible(sizes: Iterable[float]) -> float:
-    """The size of entries (root mean square) below which a tensor may hold rounding alone: a thousandth of the median.
-
-    A bias in front of a BatchNorm has no gradient but rounding. Where it starts from zero that is all it ever holds,
-    and no two ways to add up numbers agree on it.
-    """
-    known = [size for size in sizes if size and math.isfinite(size)]
-    return _NEGLIGIBLE * statistics.median(known) if known else 0.0
-
-
 def _size(tensor: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(tensor.detach().double())) / math.sqrt(tensor.numel() or 1)
 
@@ -87,13 +80,13 @@ def differences(name: str, original: Path, converted: Path, hide: Hiding = (str,
     try:
         texts = [path.read_text(encoding="utf-8") for path in (original, converted)]
     except UnicodeDecodeError:
-        yield FileDifference(name, "bytes", math.inf)
+        yield FileDifference(name, "bytes", is_place=True)
         return
     for line in printed.differences(hide[0](texts[0]), hide[1](texts[1])):
         if not line.is_rounding:
-            where = f"line {line.line}: {line.original!r}, {line.converted!r}"
+            where = f"line {line.line}: {shown(line.original)}, converted {shown(line.converted)}"
             size = math.inf if line.places is None or line.whole else line.relative
-            yield FileDifference(name, where, size, line.factor)
+            yield FileDifference(name, where, size, line.factor, is_place=True)
 
 
 def _parts(path: Path) -> dict[str, Any] | None:
@@ -127,15 +120,17 @@ def _by_part(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], hide
     least = negligible(_size(tensor) for tensor in tensors if tensor.is_floating_point())
     for key in [*ours, *(key for key in theirs if key not in ours)]:
         if key not in ours or key not in theirs:
-            yield FileDifference(name, f"{key} (only in the {'original' if key in ours else 'converted'})", math.inf)
+            yield FileDifference(name, f"{key}{ONLY_IN}{'original' if key in ours else 'converted'})", is_place=True)
             continue
         one, other = ours[key], theirs[key]
         if isinstance(one, str) and isinstance(other, str):
             one, other = hide[0](one), hide[1](other)
         relative = _leaf_difference(one, other, least)
         if relative:
-            tensor = isinstance(one, torch.Tensor)
-            yield FileDifference(name, key, relative, _factor(one, other) if tensor else None, tensor)
+            is_tensor = isinstance(one, torch.Tensor)
+            values = "" if is_tensor else f" is {shown(one)}, converted {shown(other)}"
+            factor = _factor(one, other) if is_tensor else None
+            yield FileDifference(name, key, relative, factor, is_place=True, values=values)
 
 
 def _leaf_difference(ours: Any, theirs: Any, least: float) -> float:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from dp2ddp.verify.compare.finding import TOLERANCE
-from dp2ddp.verify.compare.saved import negligible
 from dp2ddp.verify.run.recording import Recording, Step
 
 
@@ -21,8 +21,18 @@ class StepDifference:
     relative: float
     who: str = ""
 
-    def __str__(self) -> str:
-        return f"step {self.step}: {self.parameter} differs" + (f" between {self.who}" if self.who else "")
+
+_NEGLIGIBLE = 1e-3  # of the size of most tensors
+
+
+def negligible(sizes: Iterable[float]) -> float:
+    """The size (root mean square) below which a tensor may hold rounding alone: a thousandth of the median.
+
+    A bias in front of a BatchNorm has no gradient but rounding. Where it starts from zero that is all it ever holds,
+    and no two ways to add up numbers agree on it.
+    """
+    known = [size for size in sizes if size and math.isfinite(size)]
+    return _NEGLIGIBLE * statistics.median(known) if known else 0.0
 
 
 def differences(ours: Recording, theirs: Recording) -> list[StepDifference]:

@@ -16,7 +16,7 @@ import time
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -46,13 +46,31 @@ def is_cuda(place: Any) -> bool:
     return isinstance(place, str) and (place == "cuda" or place.startswith("cuda:"))
 
 
-_in_use = False  # whether the script has put anything on a CUDA device
+class _Devices:
+    """What the script knows of them: whether it has put anything there, and which is current."""
+
+    in_use: ClassVar[bool] = False
+    current: ClassVar[int] = 0
 
 
 def put_to_use() -> None:
     """Note that the script has put something on a CUDA device."""
-    global _in_use
-    _in_use = True
+    _Devices.in_use = True
+
+
+@contextlib.contextmanager
+def on_device(device: Any) -> Iterator[None]:
+    """`torch.cuda.device`: a device is the current one meanwhile."""
+    before = _Devices.current
+    _set_device(device)
+    yield
+    _Devices.current = before
+
+
+def _set_device(device: Any) -> None:
+    index = device if isinstance(device, int) else torch.device(device).index
+    if index is not None and index >= 0:
+        _Devices.current = index
 
 
 def asked_by_script(caller: types.FrameType) -> bool:
@@ -79,7 +97,9 @@ class OnCPU(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.cuda:
             if func == _ASKS_WHERE:
-                return _in_use and asked_by_script(sys._getframe(1))
+                return _Devices.in_use and asked_by_script(sys._getframe(1))
+            if func is Tensor.get_device and _Devices.in_use and asked_by_script(sys._getframe(1)):
+                return _Devices.current
             if func in _KEPT_WHERE_IT_IS:
                 if func is Tensor.cuda:
                     put_to_use()
@@ -170,20 +190,6 @@ def without_cuda(devices: int) -> None:
 
 def _answers(devices: int) -> dict[str, Any]:
     """What scripts ask about the devices."""
-    current = [0]
-
-    def set_device(device: Any) -> None:
-        index = device if isinstance(device, int) else torch.device(device).index
-        if index is not None and index >= 0:
-            current[0] = index
-
-    @contextlib.contextmanager
-    def on_device(device: Any) -> Iterator[None]:
-        before = current[0]
-        set_device(device)
-        yield
-        current[0] = before
-
     gigabyte = 2**30
     properties = types.SimpleNamespace(
         name="CPU in place of a GPU", major=8, minor=0, total_memory=16 * gigabyte, multi_processor_count=1
@@ -191,8 +197,8 @@ def _answers(devices: int) -> dict[str, Any]:
     return {
         "is_available": _is_available,
         "device_count": lambda: devices,
-        "current_device": lambda: current[0],
-        "set_device": set_device,
+        "current_device": lambda: _Devices.current,
+        "set_device": _set_device,
         "device": on_device,
         "get_device_name": lambda device=None: properties.name,
         "get_device_properties": lambda device=None: properties,

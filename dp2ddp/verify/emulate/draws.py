@@ -9,7 +9,9 @@ script's own stream, whose numbers are compared as they are.)
 
 from __future__ import annotations
 
+import ctypes
 import random
+import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,8 +22,6 @@ import torch
 from dp2ddp_runtime import streams
 from torch.utils.data import DataLoader, dataloader
 from torch.utils.data._utils import fetch
-
-from dp2ddp.verify.run.state import generators
 
 
 @dataclass(frozen=True)
@@ -115,9 +115,9 @@ class _Seeding:
         self._begin = begin
 
     def __call__(self, worker: int) -> None:
-        before = generators()
+        before = _generators()
         self._begin(worker)
-        _Seeding.moved = tuple(one != other for one, other in zip(before, generators()))
+        _Seeding.moved = tuple(one != other for one, other in zip(before, _generators()))
 
 
 def _watching_seeds(init: Callable[..., None]) -> Callable[..., None]:
@@ -198,3 +198,17 @@ def _plain(index: Any) -> Any:
         return int(index)
     except (TypeError, ValueError):
         return index
+
+
+def _generators() -> list[int]:
+    """Checksums of the global generators' states: torch's on the CPU, Python's, NumPy's (0 if it isn't imported)."""
+    state = torch.get_rng_state()
+    found = [
+        zlib.crc32(ctypes.string_at(state.data_ptr(), state.numel())),
+        zlib.crc32(repr(random.getstate()).encode()),
+    ]
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not hasattr(numpy, "random"):
+        return [*found, 0]
+    _, keys, position, *_ = numpy.random.get_state()
+    return [*found, zlib.crc32(keys.tobytes(), position)]

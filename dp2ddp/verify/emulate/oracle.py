@@ -76,16 +76,17 @@ class EmulatedDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ign
         if self.n == 1:
             return self.module(*inputs, **kwargs)
         calls = _calls(inputs, kwargs, self.n, self.dim)
-        self.splits(calls)
+        replicas = _replicate(self.module, len(calls))
         outputs = []
-        for stream, replica, (args, named) in zip(self._streams, _replicate(self.module, len(calls)), calls):
+        for number, (stream, replica, (args, named)) in enumerate(zip(self._streams, replicas, calls)):
             with stream, keeping_saved_tensors():
-                outputs.append(replica(*args, **named))
+                outputs.append(self.run(number, replica, args, named))
         with _on_one_device():
             return _nesting.gather(outputs, 0, self.dim)
 
-    def splits(self, calls: Sequence[Any]) -> None:
-        """Is called whenever a batch is split over several replicas, with what each is called with."""
+    def run(self, number: int, replica: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Call a replica, whose number is that of its device."""
+        return replica(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_streams": None}

@@ -1,36 +1,50 @@
-"""What a script sees in place of `nn.DataParallel`: replicas in turn, emulated, or on pretend CUDA devices."""
+"""What a script sees in place of `nn.DataParallel`: replicas in turn, or one GPU that has the whole batch."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, Protocol
+from unittest import mock
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from dp2ddp_runtime import streams
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from dp2ddp.pretend_cuda import install as pretend
-from dp2ddp.pretend_cuda.replicas import OracleDataParallel
+from dp2ddp.verify.emulate import cuda
 from dp2ddp.verify.emulate.oracle import EmulatedDataParallel
 
 # Every place from which scripts import the class. `torch.nn.parallel.data_parallel` is a module that a function of
 # the same name hides, hence no attribute access.
 _HOMES = ("torch.nn", "torch.nn.parallel", "torch.nn.parallel.data_parallel")
+_TORCH_S_OWN = {*vars(nn.Module()), "_former_parameters", "_is_replica"}
 
 
-def pretend_devices(devices: int) -> None:
-    """Let this process have `devices` pretend CUDA devices; `CUDA_VISIBLE_DEVICES` may show fewer."""
-    pretend(devices)
+class Watcher(Protocol):
+    """Who is told of what models do: `run.step_hooks.Recorder`."""
+
+    def split(self) -> None:
+        """A batch is split over replicas."""
+
+    def forward(self, module: Any, replica: int, call: Any, runs: Any) -> Callable[[Any], None]:
+        """A replica is called, which `runs`; returns what is to be called with its output."""
+
+    def loses(self, what: str) -> None:
+        """Replicas lose something that one GPU keeps."""
+
+    def draws(self) -> None:
+        """A model draws random numbers."""
 
 
-def emulate(replicas: int, splits: Callable[[nn.Module, Sequence[Any]], None], *, pretended: bool = False) -> None:
+def emulate(replicas: int, watcher: Watcher, *, one_gpu: bool) -> None:
     """Put a class with `replicas` replicas where `DataParallel` is, and the functional form of it where
     `data_parallel` is.
 
     Args:
-        splits: is called whenever a batch is split, with the module and what each replica of it is called with.
-        pretended: on pretend CUDA devices, so it is torch's own class, over those that the script sees.
+        one_gpu: the model itself runs, on the whole batch. BatchNorm normalises the rows of each replica by themselves.
 
     Call it before the script is imported. A model that the script saves whole is pickled as torch's own class. All
     models draw from one stream per replica, as those of a converted script draw from one per rank.
@@ -39,11 +53,14 @@ def emulate(replicas: int, splits: Callable[[nn.Module, Sequence[Any]], None], *
     body: dict[str, Any] = {
         "replicas": replicas,
         "streams": [streams.Stream(rank=rank) for rank in range(replicas)],
-        "splits": lambda self, calls: splits(self.module, calls),
+        "run": lambda self, number, replica, args, kwargs: _run(watcher, self.module, number, replica, args, kwargs),
+        "forward": lambda self, *args, **kwargs: _forward(watcher, self, args, kwargs),
         "__module__": _HOMES[-1],
         "__qualname__": "DataParallel",
     }
-    stand_in: Any = type("DataParallel", (OracleDataParallel if pretended else EmulatedDataParallel,), body)
+    if one_gpu:
+        body["forward"] = lambda self, *args, **kwargs: _whole(watcher, self, args, kwargs)
+    stand_in: Any = type("DataParallel", (EmulatedDataParallel,), body)
 
     def data_parallel(
         module: nn.Module,
@@ -60,3 +77,95 @@ def emulate(replicas: int, splits: Callable[[nn.Module, Sequence[Any]], None], *
         vars(importlib.import_module(name))["DataParallel"] = stand_in
     for name in _HOMES[1:]:
         vars(importlib.import_module(name))["data_parallel"] = data_parallel
+
+
+class _Running:
+    """Whether a wrapped model's forward runs."""
+
+    inside: ClassVar[bool] = False
+
+
+@contextmanager
+def _inside() -> Iterator[None]:
+    _Running.inside = True
+    try:
+        yield
+    finally:
+        _Running.inside = False
+
+
+def _forward(watcher: Watcher, model: EmulatedDataParallel, args: Any, kwargs: Any) -> Any:
+    if _Running.inside:  # a wrapper within a wrapped model
+        return EmulatedDataParallel.forward(model, *args, **kwargs)
+    given = [*args, *kwargs.values()]
+    rows = next((each.size(model.dim) for each in given if isinstance(each, torch.Tensor) and each.dim()), 0)
+    if model.n > 1:
+        watcher.split()
+        for each in given:
+            if isinstance(each, (list, tuple)) and len(each) == rows > 1 and not isinstance(each[0], torch.Tensor):
+                watcher.loses("each replica is given all of a list that has an entry for each row of the batch")
+    return EmulatedDataParallel.forward(model, *args, **kwargs)
+
+
+def _run(watcher: Watcher, module: nn.Module, number: int, replica: nn.Module, args: Any, kwargs: Any) -> Any:
+    if _Running.inside:
+        return replica(*args, **kwargs)
+    returns = watcher.forward(module, number, (args, kwargs), replica)
+    before = _attributes(replica)
+    with _inside(), cuda.on_device(number):
+        output = replica(*args, **kwargs)
+    after = _attributes(replica)
+    for name in sorted(key for key, value in after.items() if before.get(key) is not value):
+        watcher.loses(f"the forward assigns {name}, which stays in the replica")
+    if _has_text(output):
+        watcher.loses("texts that the forward returns can't be put together")
+    returns(output)
+    return output
+
+
+def _has_text(value: Any) -> bool:
+    """Whether there is a text in a value, also in lists, tuples and dictionaries."""
+    if isinstance(value, (list, tuple, dict)):
+        return any(map(_has_text, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, str)
+
+
+def _attributes(replica: nn.Module) -> dict[str, Any]:
+    """What the script's own modules hold, buffers too."""
+    found = {}
+    for part in replica.modules():
+        if not type(part).__module__.startswith("torch."):
+            held = {**part._buffers, **{key: value for key, value in vars(part).items() if key not in _TORCH_S_OWN}}
+            found.update({f"{type(part).__name__}.{key}": value for key, value in held.items()})
+    return found
+
+
+def _whole(watcher: Watcher, model: EmulatedDataParallel, args: Any, kwargs: Any) -> Any:
+    """What one GPU does."""
+    if _Running.inside:
+        return model.module(*args, **kwargs)
+    watcher.split()
+    returns = watcher.forward(model.module, 0, (args, kwargs), model.module)
+    before = streams.Position()
+    with _inside(), _batch_norm_by_rows(model.n):
+        output = model.module(*args, **kwargs)
+    if before.moved:
+        watcher.draws()
+    returns(output)
+    return output
+
+
+@contextmanager
+def _batch_norm_by_rows(parts: int) -> Iterator[None]:
+    """BatchNorm normalises each replica's rows by themselves, and keeps the first one's statistics."""
+    original: Any = _BatchNorm.forward
+
+    def forward(self: Any, rows: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return original(self, rows)  # type: ignore[no-any-return]
+        first, *others = rows.chunk(parts)
+        rest = [F.batch_norm(each, None, None, self.weight, self.bias, True, 0.0, self.eps) for each in others]
+        return torch.cat([original(self, first), *rest])
+
+    with mock.patch.object(_BatchNorm, "forward", forward):
+        yield

@@ -35,7 +35,6 @@ class Step:
         slots: its parameters.
         sketches: what is known of their values (`state.sketch`).
         step: how many steps were made before.
-        generators: the checksums of the global generators (`state.generators`).
         at: the script's line.
         gradients: their norms; None: a parameter had none.
         momentum: the norms of what the optimizer held before its first step.
@@ -45,7 +44,6 @@ class Step:
     slots: tuple[Slot, ...]
     sketches: Sequence[Sequence[float]]
     step: int = 0
-    generators: Sequence[int] = ()
     at: str | None = None
     gradients: Sequence[float | None] = ()
     momentum: Sequence[float] = ()
@@ -88,12 +86,14 @@ class Wrapped:
 @dataclass(frozen=True)
 class Forward:
     """A call of a replica of a wrapped model of class `model`, before step `step`: the sums (`state.sums`) of what it
-    was `given`, its `modes` (whether it trains, and how many of its modules do), and the norms of its buffers."""
+    was `given` and what it `returned`, its `modes` (whether it trains, and how many of its modules do), and the norms
+    of its buffers before the call."""
 
     model: str
     replica: int
     step: int
     given: Sequence[Sequence[float]]
+    returned: Sequence[Sequence[float]]
     modes: tuple[bool, int]
     buffers: Sequence[float]
 
@@ -119,11 +119,10 @@ class Recording:
         mixed: the dtype that `autocast` casts to ("bfloat16"); None: the script uses none.
         split: whether a batch was split over emulated replicas.
         wrapped: the wrapped models, in the order in which they ran first.
-        left: those that still were in an `nn.DataParallel`, in a converted script.
         forwards: the calls of their replicas.
+        lost: what `nn.DataParallel`'s replicas lose that one GPU keeps, in words.
         loaders: what the loader of each iteration was made with.
         logged: what the script's own lines logged.
-        synchronised: the script's lines that ask for BatchNorm over all ranks.
         drew: whether a wrapped model drew random numbers (of a script that isn't made for the runtime).
         wrote: the files that a rank other than 0 opened to write.
         scales: the `GradScaler`s' scale after each update.
@@ -140,12 +139,11 @@ class Recording:
     mixed: str | None = None
     split: bool = False
     wrapped: list[Wrapped] = field(default_factory=list)
-    left: list[Wrapped] = field(default_factory=list)
     forwards: list[Forward] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
     loaders: dict[int, dict[str, Any]] = field(default_factory=dict)
     logged: list[str] = field(default_factory=list)
     scales: list[float] = field(default_factory=list)
-    synchronised: list[str | None] = field(default_factory=list)
     drew: bool = False
     wrote: list[str] = field(default_factory=list)
 
@@ -176,7 +174,6 @@ _CLASSES: Mapping[str, type] = {
     "batches": Batch,
     "settings": Settings,
     "wrapped": Wrapped,
-    "left": Wrapped,
     "forwards": Forward,
 }
 

@@ -16,11 +16,10 @@ class Options:
         replicas: N: DataParallel's replicas in the original, ranks of the converted script.
         steps: end both after this many optimizer steps; None: run to the end.
         float64: make float64 torch's default dtype.
-        cuda: use the machine's CUDA devices.
-        pretended: use N pretend CUDA devices. Without either the CPU stands in for max(N, 2) devices.
+        cuda: use the machine's CUDA devices. Otherwise the CPU stands in for max(N, 2) of them.
         synthetic: torchvision's data sets get so many made-up training samples; None: they are the real ones.
         foreign: the converted script isn't made for this project's runtime: it is started as torchrun starts scripts.
-        perturbed: begin with parameters that are off by a unit of rounding.
+        one_gpu: the original trains as on one GPU: the model runs on the whole batch.
         timeout: seconds after which a run is ended.
     """
 
@@ -28,21 +27,10 @@ class Options:
     steps: int | None = None
     float64: bool = False
     cuda: bool = False
-    pretended: bool = False
     synthetic: int | None = None
     foreign: bool = False
-    perturbed: bool = False
+    one_gpu: bool = False
     timeout: float = 600.0
-
-    @property
-    def gpus(self) -> str:
-        """What the replicas run on: "GPUs", or "pretend GPUs"; empty where it is the CPU."""
-        return "pretend GPUs" if self.pretended else "GPUs" if self.cuda else ""
-
-    @property
-    def on_cpu(self) -> bool:
-        """Whether the CPU stands in for CUDA devices."""
-        return not (self.cuda or self.pretended)
 
 
 @dataclass(frozen=True)

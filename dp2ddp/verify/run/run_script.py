@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import io
 import json
+import logging
 import os
 import random
 import struct
@@ -61,8 +62,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 # One folder for both sides, so that the paths of image files are the same.
                 place = folder.parent / f"synthetic{options.synthetic}"
                 synthetic.install(synthetic.Maker(options.synthetic, place, recorder.made_up))
-            if options.on_cpu or options.float64:
-                modes.enter_context(cuda.OnCPU(options.on_cpu, options.float64))
+            if not options.cuda or options.float64:
+                modes.enter_context(cuda.OnCPU(not options.cuda, options.float64))
             _run(script)
     except StepsDone:
         sys.exit(0)
@@ -72,11 +73,10 @@ def _prepare(task: Task, folder: Path) -> None:
     options = task.options
     _show_terminal()
     place.leave_out(os.path.dirname(os.path.dirname(__file__)))
-    if options.pretended:
-        stand_in.pretend_devices(options.replicas)
-    if options.on_cpu:
+    if not options.cuda:
         cuda.without_cuda(max(options.replicas, 2))
         _show_cuda()
+    _leave_out_line_numbers()
     if options.float64:
         torch.set_default_dtype(torch.float64)
     _seed(_rank())  # torchrun's ranks differ, too, in scripts that don't seed
@@ -97,17 +97,17 @@ def _begun(place: Path) -> int:
 def _watch(task: Task, recorder: Recorder) -> None:
     """Have the script's wrapped models seen, whatever class they have on this side."""
     options = task.options
-    if task.original and not options.cuda:
-        stand_in.emulate(options.replicas, recorder.splits, pretended=options.pretended)
-        return
-    if options.foreign and not task.original and options.replicas > 1:
-        recorder.watch_wrapped(DistributedDataParallel, "wrapped", _rank())
-        foreign.install(_rank(), options.on_cpu, recorder.draws)
+    if task.original:
+        if options.cuda:
+            recorder.watch_wrapped(nn.DataParallel)
+        else:
+            stand_in.emulate(options.replicas, recorder, one_gpu=options.one_gpu)
+    elif options.foreign and options.replicas > 1:
+        recorder.watch_replicas(DistributedDataParallel, _rank())
+        foreign.install(_rank(), not options.cuda, recorder.draws)
     else:
-        recorder.watch_wrapped(WrappedModel, "wrapped")
+        recorder.watch_wrapped(WrappedModel)
         recorder.watch_replicas(WrappedModel, _rank())
-    recorder.watch_wrapped(nn.DataParallel, "wrapped" if task.original else "left")
-    recorder.watch_batch_norm(dp2ddp_runtime)
 
 
 def _run(script: str) -> None:
@@ -118,6 +118,18 @@ def _run(script: str) -> None:
     with io.open_code(script) as file:
         code = compile(file.read(), script, "exec", dont_inherit=True)
     exec(code, vars(main))
+
+
+def _leave_out_line_numbers() -> None:
+    """What a script logs has line 0 everywhere: a conversion moves lines."""
+    make = logging.getLogRecordFactory()
+
+    def record(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        made = make(*args, **kwargs)
+        made.lineno = 0
+        return made
+
+    logging.setLogRecordFactory(record)
 
 
 def _show_terminal() -> None:

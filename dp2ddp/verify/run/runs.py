@@ -175,9 +175,9 @@ def start(
 ) -> Running:
     """Start a script under `run_script`, once for each rank; each records into `folder`.
 
-    The original is one process with `options.replicas` replicas: on the CPU they are emulated; on pretend devices they
-    are torch's own, one after the other. The ranks of a converted script are started as torchrun starts them, without
-    its agent, which takes as long to start as the script.
+    The original is one process with `options.replicas` replicas, which are emulated on the CPU. The ranks of a
+    converted script are started as torchrun starts them, without its agent, which takes as long to start as the
+    script.
 
     Args:
         script: it runs in `folder/work`, which may be filled beforehand (`scratch.fill`), the script being in it.
@@ -191,9 +191,8 @@ def start(
     shared = client.environment(moved)
     for name in _RANK_VARIABLES:
         shared.pop(name, None)
-    if not options.on_cpu:  # nn.DataParallel takes all the devices it sees
-        every = ",".join(map(str, range(options.replicas)))
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or every if options.cuda else every
+    if options.cuda:  # nn.DataParallel takes all the devices it sees
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(options.replicas)))
         shared["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[: options.replicas])
         shared.pop("DP2DDP_DEVICE", None)
     started: list[Process] = []
@@ -207,7 +206,7 @@ def start(
 
 def _places(options: Options) -> list[dict[str, str]]:
     """What tells each rank of a converted script its place."""
-    common = {"DP2DDP_DEVICE": "cpu"} if options.on_cpu else {}
+    common = {} if options.cuda else {"DP2DDP_DEVICE": "cpu"}
     if options.replicas == 1:
         return [{**common, "DP2DDP_NPROC": "1"}]
     common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "PYTHONHASHSEED": "0"}

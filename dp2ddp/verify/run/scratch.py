@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,29 @@ def fill(work: Path, source: Path, script: Path | None = None) -> None:
             fill(target, entry, script)
         elif entry.exists():
             target.symlink_to(entry.resolve())
+
+
+def link_beside(folder: Path, source: Path) -> None:
+    """Link in `folder` what lies beside `source` and holds Python, which a script may import by `..`.
+
+    Nothing else: what a script writes there must not come to the user's files.
+    """
+    above = source.parent
+    if above == above.parent:
+        return
+    for entry in above.iterdir() if os.access(above, os.R_OK) else ():
+        is_free = entry != source and entry.name not in _LEFT_OUT and not (folder / entry.name).exists()
+        if is_free and _holds_python(entry):
+            (folder / entry.name).symlink_to(entry.resolve())
+
+
+def _holds_python(entry: Path) -> bool:
+    """Whether it is a module, or one or a package is among the first that lie in it."""
+    if not entry.is_dir() or not os.access(entry, os.R_OK | os.X_OK):
+        return entry.suffix == ".py"
+    with os.scandir(entry) as found:
+        first = [*islice(found, MOST_FILES)]
+    return any(each.name.endswith(".py") or os.path.exists(os.path.join(each.path, "__init__.py")) for each in first)
 
 
 def put(work: Path, name: Path, source: Path) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
-import random
-import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -39,7 +37,9 @@ def sums(tensor: torch.Tensor) -> list[float]:
 
     In float32 for less precise ones, else in their precision: a conversion would take longer than all else.
     """
-    flat = tensor.detach().flatten()
+    flat = (torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()).flatten()
+    if not flat.is_floating_point():
+        flat = flat.double()
     return _signed_sums(flat.float() if flat.dtype.itemsize < 4 else flat, 1)
 
 
@@ -127,18 +127,6 @@ def _setting(value: Any) -> Any:
     return value if isinstance(value, (int, float, str, type(None))) else repr(type(value))
 
 
-@torch.no_grad()
-def perturb(module: nn.Module) -> None:
-    """Move each parameter up or down by a unit of rounding of what is computed with; draws from no other generator."""
-    generator = torch.Generator().manual_seed(0)
-    for param in module.parameters():
-        if param.is_floating_point():
-            mixed = torch.is_autocast_enabled() or torch.is_autocast_cpu_enabled()
-            unit = torch.finfo(torch.bfloat16 if mixed else param.dtype).eps
-            signs = torch.randint(0, 2, param.shape, generator=generator).to(param.device) * 2 - 1
-            param.mul_(1 + unit * signs.to(param.dtype))
-
-
 def of_loader(loader: DataLoader[Any]) -> dict[str, Any]:
     """What a loader is made with."""
     data: Any = loader.dataset
@@ -163,20 +151,6 @@ def plain(index: Any) -> Any:
         return int(index)
     except (TypeError, ValueError):
         return repr(index)
-
-
-def generators() -> list[int]:
-    """Checksums of the global generators' states: torch's on the CPU, Python's, NumPy's (0 if it isn't imported)."""
-    state = torch.get_rng_state()
-    found = [
-        zlib.crc32(ctypes.string_at(state.data_ptr(), state.numel())),
-        zlib.crc32(repr(random.getstate()).encode()),
-    ]
-    numpy = sys.modules.get("numpy")
-    if numpy is None or not hasattr(numpy, "random"):
-        return [*found, 0]
-    _, keys, position, *_ = numpy.random.get_state()
-    return [*found, zlib.crc32(keys.tobytes(), position)]
 
 
 def names(optimizer: Optimizer) -> list[tuple[str, str]]:

@@ -13,13 +13,12 @@ import os
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 
@@ -40,7 +39,7 @@ class Recorder:
 
     Args:
         folder: where to write; made if missing.
-        options: when the script is ended, and whether it begins perturbed.
+        options: when the script is ended.
     """
 
     def __init__(self, folder: Path, options: Options | None = None) -> None:
@@ -51,8 +50,7 @@ class Recorder:
         self._tops = tuple({str(folder.parent) + os.sep, str(folder.resolve().parent) + os.sep})
         self._step = 0
         self._iterators = 0
-        self._told: set[str] = set()  # what is noted once
-        self._written: set[str] = set()
+        self._told: set[Any] = set()  # what is noted once
         self._gradients: list[float | None] = []
         self._models: dict[int, Any] = {}
         self._optimizers: dict[int, int] = {}
@@ -88,72 +86,69 @@ class Recorder:
         """Note that a data set holds made-up samples."""
         self._write("synthetic", data=asdict(data))
 
-    def splits(self, module: Any, calls: Sequence[Any]) -> None:
-        """Notes, once, that a batch was split over replicas, once for each wrapped model that it is wrapped, and what
-        each replica is called with."""
+    def split(self) -> None:
+        """Notes, once, that the original runs a model in replicas."""
         self._once("split")
-        self._wrapped(module, "wrapped")
-        for replica, call in enumerate(calls):
-            self.forward(module, replica, call)
 
-    def forward(self, module: Any, replica: int, call: Any) -> None:
-        """Notes what a replica of a wrapped model is called with, in which mode, and with which buffers."""
-        given = [state.sums(tensor) for tensor in state.tensors_in(call) if tensor.is_floating_point()]
+    def loses(self, what: str) -> None:
+        """Notes, once, what replicas lose that one GPU keeps."""
+        self._once_each("lost", what)
+
+    def forward(self, module: Any, replica: int, call: Any, runs: Any) -> Callable[[Any], None]:
+        """Notes what a replica of a wrapped model is called with, in which mode, and with which buffers.
+
+        Args:
+            runs: the replica itself, which has the buffers.
+
+        Returns what is to be called with what it returns.
+        """
+        self._wrapped(module)
         modes = [module.training, sum(part.training for part in module.modules())]
-        buffers = state.norms([buffer for _, buffer in _buffers(module)])
-        self._write("forwards", model=type(module).__name__, replica=replica, given=given, modes=modes, buffers=buffers)
+        told = {"model": type(module).__name__, "replica": replica, "modes": modes}
+        told["buffers"] = state.norms([buffer for _, buffer in _buffers(runs)])
+        told["given"] = [*map(state.sums, state.tensors_in(call))]
+
+        def returns(output: Any) -> None:
+            self._write("forwards", **told, returned=[*map(state.sums, state.tensors_in(output))])
+
+        return returns
 
     def draws(self) -> None:
         """Notes, once, that a wrapped model draws random numbers."""
         self._once("drew")
 
-    def watch_wrapped(self, kind: Any, event: str, rank: int | None = None) -> None:
-        """Notes, once for each model of class `kind` whose forward runs, an `event` with the name of its class.
+    def watch_wrapped(self, kind: Any) -> None:
+        """Notes, once for each model of class `kind` whose forward runs, that it is wrapped."""
+        self._watch(kind, "forward", before=lambda model, *args, **kwargs: self._wrapped(model.module))
 
-        Args:
-            rank: the replica that is called with what `kind`'s forward is given, if one is.
-        """
+    def watch_replicas(self, kind: Any, rank: int) -> None:
+        """Notes the calls of this rank's replicas: of the runtime's wrapped models, or of `DistributedDataParallel`."""
+        is_runtimes = hasattr(kind, "_run")
+        name = "_run" if is_runtimes else "forward"
+        original = getattr(kind, name)
 
-        def on_forward(model: Any, *args: Any, **kwargs: Any) -> None:
-            self._wrapped(model.module, event)
-            if rank is not None:
-                self.forward(model.module, rank, (args, kwargs))
+        def watched(model: Any, *args: Any, **kwargs: Any) -> Any:
+            call = (args[1].args, args[1].kwargs) if is_runtimes else (args, kwargs)
+            returns = self.forward(model.module, rank, call, model.module)
+            output = original(model, *args, **kwargs)
+            returns(output)
+            return output
 
-        self._watch(kind, "forward", before=on_forward)
-
-    def watch_replicas(self, wrapped: Any, rank: int) -> None:
-        """Notes what this rank's replicas of the runtime's wrapped models are called with."""
-
-        def on_run(model: Any, replica: Any, call: Any) -> None:
-            self.forward(model.module, rank, (call.args, call.kwargs))
-
-        self._watch(wrapped, "_run", before=on_run)
-
-    def watch_batch_norm(self, runtime: Any) -> None:
-        """Notes where the script asks for BatchNorm that is synchronised, which it is on GPUs only."""
-
-        def on_wrap(*args: Any, **kwargs: Any) -> None:
-            model: Any = args[0] if args else kwargs["module"]
-            if kwargs.get("sync_bn") and any(isinstance(part, _BatchNorm) for part in model.modules()):
-                self._write("synchronised", value=self._at())
-
-        self._watch(runtime, "wrap_model", before=on_wrap)
+        setattr(kind, name, watched)
+        self._undo.append(lambda: setattr(kind, name, original))
 
     def wrote(self, path: str) -> None:
         """Notes a file below the working directory that this process opens to write, once."""
         name = os.path.relpath(os.path.realpath(path), os.path.realpath(self._work))
         is_scripts = not name.startswith(os.pardir) and not name.endswith((".pyc", scratch.COPY))
-        if is_scripts and name not in self._written and not self._events.closed:  # at the exit it is
-            self._written.add(name)
-            self._write("wrote", value=name)
+        if is_scripts and not self._events.closed:  # at the exit it is
+            self._once_each("wrote", name)
 
-    def _wrapped(self, module: Any, event: str) -> None:
+    def _wrapped(self, module: Any) -> None:
         if id(module) not in self._models:
             self._models[id(module)] = module
-            if self._options.perturbed:
-                state.perturb(module)
             buffers = [name for name, _ in _buffers(module)]
-            self._write(event, model=type(module).__name__, buffers=buffers, at=self._at())
+            self._write("wrapped", model=type(module).__name__, buffers=buffers, at=self._at())
 
     def _watch(
         self,
@@ -183,6 +178,11 @@ class Recorder:
             self._told.add(kind)
             self._write(kind, **values)
 
+    def _once_each(self, kind: str, value: str) -> None:
+        if (kind, value) not in self._told:
+            self._told.add((kind, value))
+            self._write(kind, value=value)
+
     def _at(self) -> str | None:
         """The script's own line that is running, as `train.py:12`; None where it isn't the script that runs."""
         frame = sys._getframe(2)
@@ -207,7 +207,7 @@ class Recorder:
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         parameters = self._parameters(optimizer)
         self._step += 1
-        self._write("step", **parameters, generators=state.generators(), gradients=self._gradients, at=self._at())
+        self._write("step", **parameters, gradients=self._gradients, at=self._at())
         if self._options.steps is not None and self._step >= self._options.steps:
             raise StepsDone(0)
 

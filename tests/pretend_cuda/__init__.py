@@ -1,8 +1,8 @@
 """A pretend CUDA for machines without a GPU: tensors that say `cuda:i`, with their numbers in the CPU's memory.
 
-    from dp2ddp.pretend_cuda import install
+    from pretend_cuda import install
 
-    install(devices=2)  # in each process, before the script is run
+    install(devices=2)  # in each process, before anything uses CUDA
 
 Every kernel that torch has for CUDA is replaced by one that calls the CPU's on the same memory (`native/`). All above
 the kernels is torch itself, as it is installed: the dispatcher, autograd, autocast, `torch.cuda`, `nn.DataParallel`.

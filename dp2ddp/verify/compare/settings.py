@@ -6,26 +6,24 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dp2ddp.verify.compare.finding import TOLERANCE, Finding
+from dp2ddp.verify.compare.finding import TOLERANCE, Finding, factor_of, shown, times
 from dp2ddp.verify.run.recording import Recording
 
 Groups = Sequence[dict[str, Any]]
 
-_NAMES = {"lr": "learning rate (lr)", "weight_decay": "weight decay"}
+_CALLED = {"lr": "lr (learning rate)", "weight_decay": "weight decay", "class": "the class"}
 _CAUSES = {
     "class": "another optimizer",
-    "parameters": "the optimizer is given other parameters than the original's",
+    "parameters": "the optimizer is given other parameters",
     "trained": "a layer is frozen on one side only (`requires_grad`)",
-    "the number of parameter groups": "the optimizer is given its parameters in other parameter groups",
 }
 
 
-def first_difference(ours: Recording, theirs: Recording, ranks: int, same_batches: bool) -> Finding | None:
-    """The first setting that one run has otherwise, by more than rounding; None if there is none.
+def differences(ours: Recording, theirs: Recording, ranks: int) -> Iterator[Finding]:
+    """The first setting that one run has otherwise.
 
     Args:
         ranks: of the converted script.
-        same_batches: whether its batches are the original's.
     """
     sides = [{(each.step, each.optimizer): each.groups for each in run.settings} for run in (ours, theirs)]
     until = min(len(ours.steps), len(theirs.steps))
@@ -34,16 +32,16 @@ def first_difference(ours: Recording, theirs: Recording, ranks: int, same_batche
         for current, side in zip(now, sides):
             current[optimizer] = side.get((step, optimizer), current.get(optimizer, ()))
         for group, name, a, b in _differing(now[0][optimizer], now[1][optimizer]):
-            what = f"{name} of parameter group {group + 1} of optimizer {optimizer + 1} is {_shown(a)}"
-            if name == "class":
-                what = f"optimizer {optimizer + 1} is of class {a}"
-            return Finding(
-                "setting", f"{what}, converted {_shown(b)}", _cause(name, a, b, ranks, same_batches), step + 1
+            what = (
+                f"{_CALLED.get(name, name)} of parameter group {group + 1} of optimizer {optimizer + 1} is {shown(a)}"
             )
-    return None
+            yield Finding("setting", f"{what}, converted {shown(b)}", _cause(name, a, b, ranks), step + 1)
+            return
 
 
 def _differing(ours: Groups, theirs: Groups) -> Iterator[tuple[int, str, Any, Any]]:
+    if not (ours and theirs):  # one hasn't made a step yet
+        return
     if len(ours) != len(theirs):
         yield 0, "the number of parameter groups", len(ours), len(theirs)
     for index, (one, other) in enumerate(zip(ours, theirs)):
@@ -53,18 +51,13 @@ def _differing(ours: Groups, theirs: Groups) -> Iterator[tuple[int, str, Any, An
                 yield index, name, a, b
 
 
-def _cause(name: str, original: Any, converted: Any, ranks: int, same_batches: bool) -> str:
-    if name in _CAUSES:
-        return _CAUSES[name]
-    called = _NAMES.get(name, name)
-    by = " not"
-    if original and all(isinstance(value, (int, float)) for value in (original, converted)):
-        factor = converted / original
-        if math.isclose(factor, ranks):
-            though = ", though the batches are the original's" if same_batches else ""
-            return f"the {called} is multiplied by the number of ranks{though}"
-        by = f" {factor:.4g} times"
-    return f"the {called} is{by} the original's: the optimizer is made, or a schedule changes it, with another value"
+def _cause(name: str, original: Any, converted: Any, ranks: int) -> str:
+    if name in _CAUSES or not all(type(value) in (int, float) for value in (original, converted)):
+        return _CAUSES.get(name, "")
+    factor = factor_of(original, converted)
+    if factor is not None and ranks > 1 and math.isclose(factor, ranks):
+        return "it is multiplied by the number of ranks"
+    return f"it is {times(factor)}" if factor else ""
 
 
 def _is_alike(a: Any, b: Any) -> bool:
@@ -73,7 +66,3 @@ def _is_alike(a: Any, b: Any) -> bool:
     if isinstance(a, float) and isinstance(b, float):
         return math.isclose(a, b, rel_tol=TOLERANCE) or (math.isnan(a) and math.isnan(b))
     return bool(a == b)
-
-
-def _shown(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,319 @@
+"""Where two trainings part: what each step is made of, in the order in which it happens, and the first that differs."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dp2ddp.verify.compare import batches, settings, steps
+from dp2ddp.verify.compare.finding import TOLERANCE, Finding, factor_of, relative, shown, times
+from dp2ddp.verify.compare.steps import StepDifference, negligible
+from dp2ddp.verify.run import recording
+from dp2ddp.verify.run.recording import Forward, Recording
+
+#: What an evaluation shows, too: where both train alike, it is no step's.
+_SEEN_IN_EVALUATIONS = frozenset({"batch", "shuffle", "calls", "mode", "input", "buffer", "output"})
+#: What a script that was written by hand may have otherwise, each by itself.
+_INDEPENDENT = frozenset({"start", "batch", "shuffle", "setting", "apart", "count"})
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The recordings of two trainings.
+
+    Attributes:
+        ours: the original's.
+        ranks: the converted script's.
+        updates: how far the parameters are apart after each step.
+        foreign: the converted script isn't made for this project's runtime.
+        any_rows: ranks may have any rows of a batch: so what their replicas are given isn't compared.
+    """
+
+    ours: Recording
+    ranks: Sequence[Recording]
+    updates: Sequence[StepDifference]
+    foreign: bool = False
+    any_rows: bool = False
+
+    @property
+    def theirs(self) -> Recording:
+        """Rank 0's."""
+        return self.ranks[0]
+
+
+def differences(sides: Sides) -> list[Finding]:
+    """What makes training differ, the root first; what may follow from it is left out."""
+    found = [finding for check in _CHECKS for finding in check(sides)]
+    found.sort(key=lambda finding: finding.step or 0)  # stable: within a step in the order of the checks
+    if all(each.relative <= TOLERANCE for each in sides.updates) and not any(_ended(sides)):
+        found = [replace(each, step=None) if each.kind in _SEEN_IN_EVALUATIONS else each for each in found]
+    rest = [each for each in found[1:] if each.kind in _INDEPENDENT] if sides.foreign else []
+    first = {each.kind: each for each in reversed([*found[:1], *rest])}
+    return [replace(each, at=_line(sides.ours, each)) for each in reversed(first.values())]
+
+
+def _line(ours: Recording, finding: Finding) -> str | None:
+    """The original's line where a finding is seen."""
+    if finding.at is not None or finding.step is None:
+        return finding.at
+    return ours.steps[finding.step - 1].at if finding.step <= len(ours.steps) else None
+
+
+def _starts(sides: Sides) -> Iterator[Finding]:
+    """Weights before an optimizer's first step: the ranks' among each other, then the two runs'."""
+    for each in steps.starts(sides.ours, sides.ranks)[:1]:
+        what = f"{each.who} start from other weights: {each.parameter} differs by {each.relative:.1e}"
+        yield Finding("start", what, "", each.step, each.parameter, each.relative)
+
+
+def _states(sides: Sides) -> Iterator[Finding]:
+    """What an optimizer holds of earlier steps when it begins."""
+    for number, start in sides.ours.starts.items():
+        other = sides.theirs.starts.get(number)
+        if other is not None and not _alike(start.momentum, other.momentum):
+            at = next((step for step, each in enumerate(sides.ours.steps, 1) if each.optimizer == number), None)
+            none = "" if other.momentum else ": it has none"
+            what = f"optimizer {number + 1} begins with another state (momentum) than the original's{none}"
+            yield Finding("state", what, "a checkpoint is loaded on one side only", at)
+            return
+
+
+def _passed(sides: Sides) -> Iterator[Finding]:
+    """The first step before which one side takes more batches, or calls `backward` more often."""
+    taken = [Counter(batch.step for batch in run.batches) for run in (sides.ours, sides.theirs)]
+    called = [Counter(loss.step for loss in run.losses) for run in (sides.ours, sides.theirs)]
+    for step in range(min(len(sides.ours.steps), len(sides.theirs.steps))):
+        for what, counts in (("batches that are taken", taken), ("calls of backward", called)):
+            a, b = (count[step] for count in counts)
+            if a != b and not (sides.foreign and counts is taken):  # frameworks take them ahead
+                yield Finding("count", f"{what} before this step: {a}, converted {b}", _more_or_less(a, b), step + 1)
+                return
+
+
+def _more_or_less(a: int, b: int) -> str:
+    if b > a:
+        return "a step is left out (skipped), or gradients accumulate over more batches"
+    return "a step too many, or gradients accumulate over fewer batches"
+
+
+def _calls(sides: Sides) -> Iterator[Finding]:
+    """The first call of a wrapped model that one side doesn't make, or makes otherwise."""
+    ours, theirs = sides.ours, sides.theirs
+    if sides.foreign or not ours.forwards:
+        return
+    models = [_models_by_step(run) for run in (ours, theirs)]
+    until = next((step for step in range(len(ours.steps) + 1) if models[0].get(step) != models[1].get(step)), math.inf)
+    others = {key: each for rank in sides.ranks for key, each in _numbered(rank)}
+    for key, one in _numbered(ours):
+        if one.step >= until:
+            break
+        other = others.get(key)
+        found = other and _call(sides, one, other)
+        if found:
+            yield found
+            return
+    if until < math.inf:
+        a, b = (side.get(int(until), Counter()) for side in models)
+        names = [", ".join(f"{name} ({count})" for name, count in side.items()) or "none" for side in (a, b)]
+        missing = next(iter(a - b), None)
+        cause = f"{missing} isn't wrapped there, or is called past its wrapper" if missing else ""
+        what = f"wrapped models that run, and how often: {names[0]}; converted: {names[1]}"
+        yield Finding("calls", what, cause, int(until) + 1)
+
+
+def _models_by_step(run: Recording) -> Mapping[int, Counter[str]]:
+    found: dict[int, Counter[str]] = {}
+    for key, each in _numbered(run):
+        if key[1] == _first_replica(run, each.model):
+            found.setdefault(each.step, Counter())[each.model] += 1
+    return found
+
+
+def _first_replica(run: Recording, model: str) -> int:
+    return next(each.replica for each in run.forwards if each.model == model)
+
+
+def _numbered(run: Recording) -> Iterator[tuple[tuple[str, int, int], Forward]]:
+    """Each call with its model, replica and number.
+
+    A batch of too few rows leaves the original's last replicas out, where a rank goes through the call all the same:
+    so it is the calls of the model that are counted, by the process's first replica, and not each replica's.
+    """
+    counts: Counter[str] = Counter()
+    first: dict[str, int] = {}
+    for each in run.forwards:
+        counts[each.model] += each.replica == first.setdefault(each.model, each.replica)
+        yield (each.model, each.replica, counts[each.model]), each
+
+
+def _call(sides: Sides, one: Forward, other: Forward) -> Finding | None:
+    """What differs in a call: the mode, what the model is given, its buffers, what it returns."""
+    step, on = one.step + 1, f" on rank {one.replica}" if one.replica else ""
+    if one.modes != other.modes:
+        modes = ["training" if each.modes[0] else "evaluation" for each in (one, other)]
+        if modes[0] == modes[1]:
+            modes = [f"{each.modes[1]} modules in training" for each in (one, other)]
+        missing = "eval" if modes[0] == "evaluation" else "train"
+        what = f"{one.model} runs in {modes[0]} mode, converted in {modes[1]} mode"
+        return Finding("mode", what, f"`model.{missing}()` is left out there", step)
+    if sides.any_rows:
+        return None
+    size = _sums_apart(one.given, other.given)
+    if size > TOLERANCE:
+        what = f"what {one.model} is given{on} differs by {size:.1e}, of the same samples"
+        return Finding("input", what, "they are augmented, transformed or drawn otherwise", step, None, size)
+    pairs = zip(one.buffers, other.buffers)
+    which, size = max(enumerate(relative(a, b) for a, b in pairs), key=lambda each: each[1], default=(0, 0.0))
+    if size > TOLERANCE:
+        names = next((each.buffers for each in sides.ours.wrapped if each.model == one.model), ())
+        name = names[which] if len(names) == len(one.buffers) else "a buffer"
+        what = f"{one.model} runs{on} with another {name}: its norm is {shown(one.buffers[which])}, converted"
+        return Finding("buffer", f"{what} {shown(other.buffers[which])}", "", step, None, size)
+    size = _sums_apart(one.returned, other.returned)
+    if size > TOLERANCE:
+        what = f"what {one.model} returns{on} differs by {size:.1e}, given the same"
+        return Finding("output", what, "other weights or layers, or other random numbers (dropout)", step, None, size)
+    return None
+
+
+def _sums_apart(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> float:
+    """The largest difference of tensors' sums (`state.sums`), relative to the norms."""
+    if [*map(len, ours)] != [*map(len, theirs)]:
+        return math.inf
+    found = [abs(a - b) / max(one[0], other[0]) for one, other in zip(ours, theirs) for a, b in zip(one, other)
+             if a != b and not (math.isnan(a) and math.isnan(b))]  # fmt: skip
+    return max((math.inf if math.isnan(each) else each for each in found), default=0.0)
+
+
+def _alike(ours: Sequence[float], theirs: Sequence[float]) -> bool:
+    return len(ours) == len(theirs) and all(relative(a, b) <= 1e-4 for a, b in zip(ours, theirs))
+
+
+def _losses(sides: Sides) -> Iterator[Finding]:
+    """The first loss that isn't the original's; and the first `backward` that adds to gradients on one side only."""
+    ours, theirs = sides.ours.losses, recording.global_losses(sides.ranks)
+    for number, (loss, other) in enumerate(zip(ours, theirs)):
+        size, values = relative(loss.value, other), [rank.losses[number].value for rank in sides.ranks]
+        if not sides.foreign and any(relative(values[0], value) > TOLERANCE for value in values[1:]):
+            what = f"the loss given to backward is {shown(loss.value)}, the ranks' {', '.join(map(shown, values))}"
+            cause = "each rank has a loss of its own: of its own rows, or of what it has drawn"
+            yield Finding("loss", what, cause, loss.step + 1, at=loss.at)
+            break
+        if size > TOLERANCE:
+            factor = _common_factor([(a.value, b) for a, b in zip(ours, theirs) if a.step == loss.step])
+            if not factor or factor != _common_factor(_norms(sides, loss.step), factor):
+                factor = None
+            cause = f"the loss is {times(factor)}" if factor else ""
+            what = f"the loss given to backward is {shown(loss.value)}, converted {shown(other)}"
+            yield Finding("loss", what, cause, loss.step + 1, None, size, loss.at, factor)
+            break
+    for number, (one, another) in enumerate(zip(ours, sides.theirs.losses), start=1):
+        if one.step == another.step and one.kept != another.kept:
+            which = next(iter(set(one.kept) ^ set(another.kept))) + 1
+            more = len(another.kept) > len(one.kept)
+            has = "has gradients still, converted" if more else "has no gradients, unlike the original's"
+            cause = "`zero_grad` is left out, so that gradients add up" if more else "gradients are cleared"
+            yield Finding("kept", f"before call {number} of backward optimizer {which} {has}", cause, one.step + 1)
+            return
+
+
+def _gradients(sides: Sides) -> Iterator[Finding]:
+    """The first step at which the gradients' norms differ."""
+    for number, (one, other) in enumerate(zip(sides.ours.steps, sides.theirs.steps), start=1):
+        if len(one.gradients) != len(other.gradients):
+            return  # other parameters, which is told by itself
+        pairs = [(a or 0.0, b or 0.0) for a, b in zip(one.gradients, other.gradients)]
+        least = negligible(a for a, _ in pairs)
+        sizes = [abs(a - b) / max(a, b, least) if a != b else 0.0 for a, b in pairs]
+        sizes = [math.inf if math.isnan(size) else size for size in sizes]
+        worst = max(range(len(sizes)), key=lambda index: sizes[index], default=0)
+        if sizes and sizes[worst] > TOLERANCE:
+            factor = _common_factor(_norms(sides, number - 1))
+            name, (a, b) = sides.ours.called(one.slots[worst]), pairs[worst]
+            what = f"the gradient of {name} has norm {shown(a)}, converted {shown(b)}"
+            cause = f"all gradients are {times(factor)}" if factor else ""
+            yield Finding("gradient", what, cause, number, name, sizes[worst], None, factor)
+            return
+
+
+def _norms(sides: Sides, step: int) -> list[tuple[float, float]]:
+    """The gradients' norms in step `step` (from 0) on both sides, but for those that may be rounding alone."""
+    both = [run.steps[step].gradients if step < len(run.steps) else () for run in (sides.ours, sides.theirs)]
+    pairs = [(a or 0.0, b or 0.0) for a, b in zip(*both)]
+    least = negligible(a for a, _ in pairs)
+    return [pair for pair in pairs if max(pair) > least]
+
+
+def _common_factor(pairs: Sequence[tuple[float, float]], first: float | None = None) -> float | None:
+    """The factor that all numbers are multiplied by (`first`, if one is known), if there is one."""
+    known = [factor_of(a, b) for a, b in pairs]
+    first = first or (known[0] if known else None)
+    fits = first and known and all(each and math.isclose(each, first, rel_tol=1e-3) for each in known)
+    return first if fits else None
+
+
+def _apart(sides: Sides) -> Iterator[Finding]:
+    """The first step after which ranks have other parameters than rank 0."""
+    found = steps.apart(sides.ranks)
+    if found is not None:
+        alone = sides.foreign and not sides.theirs.wrapped
+        cause = "gradients are not averaged: the model is in no DistributedDataParallel" if alone else ""
+        what = f"{found.parameter} differs between {found.who} by {found.relative:.1e}"
+        yield Finding("apart", what, cause, found.step, found.parameter)
+
+
+def _parameters(sides: Sides) -> Iterator[Finding]:
+    """The first update that differs."""
+    found = next((each for each in sides.updates if each.relative > TOLERANCE), None)
+    if found is not None:
+        what = f"{found.parameter} differs by {found.relative:.1e}"
+        yield Finding("parameter", what, "", found.step, found.parameter, found.relative)
+
+
+def _ended(sides: Sides) -> Iterator[Finding]:
+    """What one side does more often than the other, or in another precision."""
+    ours, theirs = sides.ours, sides.theirs
+    least = min(len(ours.steps), len(theirs.steps)) + 1
+    pairs = (
+        ("optimizer steps", len(ours.steps), len(theirs.steps)),
+        ("calls of backward", len(ours.losses), len(theirs.losses)),
+    )
+    for what, a, b in pairs:
+        if a != b:
+            yield Finding("count", f"{a} {what}, converted {b}", "", least)
+    if ours.mixed != theirs.mixed:
+        yield Finding(
+            "count", f"autocast to {ours.mixed or 'nothing'}, converted to {theirs.mixed or 'nothing'}", "", 1
+        )
+    for number, (one, other) in enumerate(zip(ours.scales, theirs.scales), start=1):
+        if one != other:
+            what = f"the scale of a GradScaler is {one:g} after update {number}, converted {other:g}"
+            yield Finding("count", what, "", number)
+            return
+
+
+def _batches(sides: Sides) -> Iterator[Finding]:
+    yield from batches.differences(sides.ours, sides.ranks, any_order=sides.foreign)
+
+
+def _settings(sides: Sides) -> Iterator[Finding]:
+    yield from settings.differences(sides.ours, sides.theirs, len(sides.ranks))
+
+
+#: In the order of a step.
+_CHECKS: Any = (
+    _batches,
+    _starts,
+    _passed,
+    _settings,
+    _states,
+    _calls,
+    _losses,
+    _gradients,
+    _apart,
+    _parameters,
+    _ended,
+)
