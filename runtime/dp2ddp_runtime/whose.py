@@ -18,8 +18,13 @@ from .disk import chain, disk
 from .world import world
 
 _SYSTEM = ("/dev/", "/proc/", "/sys/", sysconfig.get_path("stdlib") + os.sep)
-_CACHES = ("TORCH_HOME", "HF_HOME", "MPLCONFIGDIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
-_AT_HOME = (".cache/torch", ".cache/huggingface", ".cache/matplotlib", ".cache/fontconfig", ".config/matplotlib")
+#: Variables by which users say where libraries have their caches, and these caches' names where none says it.
+_CACHES = (
+    *("TORCH_HOME", "TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH"),
+    *("HF_HOME", "MPLCONFIGDIR", "NUMBA_CACHE_DIR"),
+)
+_IN_CACHE = ("torch", "huggingface", "matplotlib", "fontconfig")
+_AT_HOME = (".config/matplotlib", ".triton", ".nv")
 
 _turns: dict[str, Iterator[int]] = {}
 #: Files and folders that `tempfile` has named.
@@ -58,19 +63,22 @@ def ours(path: Any, dir_fd: int | None = None) -> str | None:
             return None
     whole = os.path.abspath(name)
     home = os.environ.get("HOME", "")
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
     # A cache's folder itself counts: compilers make it while they hold a lock for which another rank waits.
-    is_own = f"{whole}{os.sep}".startswith((*_SYSTEM, *_caches(home))) or whole == os.path.join(home, ".cache")
+    is_own = (
+        f"{whole}{os.sep}".startswith((*_SYSTEM, *_caches(home, cache, *map(os.environ.get, _CACHES))))
+        or whole == cache
+    )
     return None if is_own or not temporary.isdisjoint(chain(whole)) else whole
 
 
 @functools.lru_cache(maxsize=1)
-def _caches(home: str) -> tuple[str, ...]:
-    """How paths begin in which libraries keep what they can make again (".cache/torch_extensions", too)."""
-    named = [os.environ[name] for name in _CACHES if os.environ.get(name)]
+def _caches(home: str, cache: str, *named: str | None) -> tuple[str, ...]:
+    """How paths begin in which libraries keep what they can make again ("~/.cache/torch_extensions", too)."""
     installed = [sysconfig.get_path(name) for name in ("purelib", "platlib")]
     compiled = os.path.join(tempfile.gettempdir(), "torchinductor_")
-    at_home = [os.path.join(home, each) for each in (*_AT_HOME, ".triton", ".nv")]
-    return (*(os.path.abspath(each) + os.sep for each in (*named, *installed)), *at_home, compiled)
+    at_home = [*(os.path.join(cache, each) for each in _IN_CACHE), *(os.path.join(home, each) for each in _AT_HOME)]
+    return (*(os.path.abspath(each) + os.sep for each in (*filter(None, named), *installed)), *at_home, compiled)
 
 
 def is_by_tempfile(frame: Any) -> bool:

@@ -52,10 +52,12 @@ def test_a_cache_s_own_folder_is_each_rank_s(warm: Warm, tmp_path: Path) -> None
         for folder in (cache, os.path.expanduser("~/.cache/torch/kernels")):
             os.makedirs(folder, exist_ok=True)
         time.sleep(2 * (1 - ddp.rank()))
-    print(ddp.gather(os.path.isdir(folder)))
+    os.environ["TORCH_HOME"] = os.path.expanduser(f"~/models{ddp.rank()}")  # which a script may say late
+    os.makedirs(os.environ["TORCH_HOME"])
+    print(ddp.gather([os.path.isdir(each) for each in (folder, os.environ["TORCH_HOME"])]))
     """
     (tmp_path / "cache").mkdir()
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "HOME": str(tmp_path)}
     with warm.started(write(tmp_path, body), env=env) as started:
         done = started.wait(timeout=60)
-    assert (done.stdout, done.returncode) == ("[True, True]\n", 0), done.stderr
+    assert (done.stdout, done.returncode) == ("[[True, True], [True, True]]\n", 0), done.stderr
