@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from click import style
+from click import style, wrap_text
 
 from dp2ddp.rules import Example, Rule, all_rules
 
@@ -73,15 +73,16 @@ def _code(title: str, code: str) -> Iterator[str]:
 
 
 def rules_lines(rules: Sequence[Rule]) -> Iterator[str]:
-    """Every rule, for the terminal: id, title, why."""
+    """Every rule, for the terminal: a line for each, with its id and title."""
     for rule in rules:
-        yield f"{style(rule.id, bold=True, fg='cyan')}  {style(rule.title, bold=True)}"
-        yield f"        {' '.join(rule.why.split())}"
+        yield f"{style(rule.id, bold=True, fg='cyan')}  {rule.title}"
 
 
 def rule_lines(rule: Rule) -> Iterator[str]:
     """One rule, for the terminal, with its examples, and with what it leaves alone."""
     yield from rules_lines([rule])
+    yield ""
+    yield wrap_text(" ".join(rule.why.split()), width=100)
     for title, code, example in _parts(rule):
         flags = f" with {flags_of(example)}" if example and flags_of(example) else ""
         yield ""

@@ -342,8 +342,8 @@ def test_what_is_not_known_comes_with_a_suggestion(script: Path, command: Sequen
 def test_rules_are_listed_and_shown() -> None:
     listed = run("rules")
     assert listed.exit_code == 0
+    assert listed.stdout == "".join(f"{each.id}  {each.title}\n" for each in all_rules())
     for each in all_rules():
-        assert f"{each.id}  {each.title}\n" in listed.stdout
         shown = run("rules", each.id.lower())
         titles = re.findall(r"^(before|after|only noted|left alone)\b.*:$", shown.stdout, re.MULTILINE)
         expected = [["before", "after"] if example.after else ["only noted"] for example in each.examples]
