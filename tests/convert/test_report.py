@@ -102,7 +102,7 @@ def test_a_long_summary_is_cut_unless_it_is_verbose(printed: Printed) -> None:
     short = printed(Conversion("x\n", notes=notes))
     assert short[1] == "20 notes for a person to look at (`dp2ddp rules ID` says why):"
     assert len(short) == 2 + 7 + 1
-    assert short[-1] == "  and 14 more, which --verbose shows"
+    assert short[-1] == "  and 13 more, which --verbose shows"
     assert len(printed(Conversion("x\n", notes=notes), verbose=True)) == 2 + 20
 
 
