@@ -112,10 +112,11 @@ class _Guesser:
         imported = {target for files in programs.values() for target in files[1:]}
         using = {}
         for path, files in programs.items():
-            if path not in wraps and outside.isdisjoint(files):
+            # (A package's own file is there to be imported, whoever does.)
+            if posixpath.basename(path) == "__init__.py" or (path not in wraps and outside.isdisjoint(files)):
                 continue
             # What nobody imports is there to be started, if it does anything.
-            is_apart = path not in imported and posixpath.basename(path) != "__init__.py" and not self._is_test(path)
+            is_apart = path not in imported and not self._is_test(path)
             if self._is_script(path) or (is_apart and self._acts(path)):
                 using[path] = files
         return using

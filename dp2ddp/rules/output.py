@@ -98,9 +98,8 @@ with open("log.json", "w") as log:
                 yield Note(
                     self.id, facts.span(call), what, "write it by `ddp.main_only(...)`, or under `ddp.is_main()`"
                 )
-            is_method = isinstance(call.func, ast.Attribute) and call.func.attr in facts.catalogue.methods
-            is_known = _is_of(facts, call.func, known) or _only_reads(call)
-            if (is_method or facts.catalogue.does(path, *MAIN_ONLY)) and not is_known:
+            is_one = facts.catalogue.does(path, *MAIN_ONLY) or _is_method(facts, call)
+            if (is_one or _opens_to_write(facts, call)) and not _is_of(facts, call.func, known):
                 span = facts.span(call.func)
                 yield ReplaceExpr(self.id, span, _REASON, "ddp.main_only(__h_f__)", {"f": span})
         for node in facts.source.nodes:
@@ -115,10 +114,21 @@ with open("log.json", "w") as log:
                 yield Note(self.id, facts.span(node), what, "take such values from the script's own arguments")
 
 
-def _only_reads(call: ast.Call) -> bool:
-    """Whether a file is visibly opened for reading: `h5py.File(path, "r")`."""
+def _is_method(facts: Facts, call: ast.Call) -> bool:
+    """Whether it is a library's method, by its name alone; of the program's own by that name, what these inherit."""
+    func = call.func
+    if not isinstance(func, ast.Attribute) or func.attr not in facts.catalogue.methods:
+        return False
+    is_super = isinstance(func.value, ast.Call) and facts.qualified(func.value.func) == "builtins.super"
+    return is_super or not facts.source.methods(func.attr)
+
+
+def _opens_to_write(facts: Facts, call: ast.Call) -> bool:
+    """Whether a file may be opened to write: `h5py.File(path, "w")`, `h5py.File(path, mode)`; it is read else."""
+    if not facts.catalogue.does(facts.qualified(call.func), "opens"):
+        return False
     mode = argument(call, 1, "mode")
-    return isinstance(mode, ast.Constant) and mode.value in ("r", "rb")
+    return mode is not None and not (isinstance(mode, ast.Constant) and mode.value in ("r", "rb"))
 
 
 def _is_read_only(call: ast.Call) -> bool:

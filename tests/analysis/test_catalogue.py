@@ -25,7 +25,7 @@ def test_what_the_user_adds_counts_first() -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("mylib dump=writes", "no name"), ("mylib.dump=sings", "names, reports, seeds"), ("x", "nothing")],
+    [("mylib dump=writes", "no name"), ("mylib.dump=sings", "names, opens, reports, seeds"), ("x", "nothing")],
 )
 def test_what_can_t_be_read_says_why(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):

@@ -43,8 +43,9 @@ LEFT = [
     "with open('log.csv', 'w') as f:\n    f.write('x')\nos.makedirs('out')\nshutil.rmtree('out')\n",
     "os.system('cat log.txt')\nnp.save(p, x)\npd.DataFrame(x).to_csv(p)\ntorchvision.utils.save_image(x, p)\n",
     "writer = SummaryWriter('runs')\nwriter.add_scalar('x', 1)\nwriter.close()\n",
-    "f = h5py.File(p, 'r')\ng = h5py.File(p, mode='r')\nh = netCDF4.Dataset(p, 'r')\nx = cv2.imread(p)\n",
+    "f = h5py.File(p)\ne = h5py.File(p, 'r')\nh = netCDF4.Dataset(p, 'r')\nx = cv2.imread(p)\n",
     "db = lmdb.open(p, readonly=True)\n",
+    "class Net(nn.Module):\n    def save_pretrained(self, p): torch.save({}, p)\n\nx.save_pretrained(p)\n",
     "print(json.dumps(x))\ninput('go on? ')\n",
 ]
 _ONLY = Options(select=frozenset({"DDP011"}))
