@@ -54,22 +54,29 @@ class Decisions(NamedTuple):
 
 @dataclass(frozen=True)
 class Example:
-    """A whole small script before and after the rule, with that rule selected, and the rules in `also`.
+    """A whole small script, and what becomes of it with that rule selected, and the rules in `also`.
 
-    Without an `after` the script stays as it is.
+    Attributes:
+        unchanged: a script that stays as it is.
+        diff: of any other all lines: a space in front of what stays, `-` of what goes, `+` of what comes.
     """
 
-    before: str
-    after: str = ""
+    unchanged: str = ""
+    diff: str = ""
     also: tuple[str, ...] = ()
     sync_bn: bool = False
     allow_ddp: bool = False
     rows: bool = False
 
     @property
+    def before(self) -> str:
+        """The script."""
+        return self.unchanged or _one_side(self.diff, "+")
+
+    @property
     def converted(self) -> str:
         """What becomes of the script."""
-        return self.after or self.before
+        return self.unchanged or _one_side(self.diff, "-")
 
     def options(self, rule_id: str) -> Options:
         """What the example is converted with: its own rule, the others that it needs, and its flags."""
@@ -80,6 +87,11 @@ class Example:
             allow_ddp=self.allow_ddp,
             rows=self.rows,
         )
+
+
+def _one_side(diff: str, other: str) -> str:
+    """The lines of a diff but those of the other side."""
+    return "".join(line if line == "\n" else line[1:] for line in diff.splitlines(keepends=True) if line[0] != other)
 
 
 class Rule(ABC):
@@ -96,7 +108,7 @@ class Rule(ABC):
             where no other rule is.
         always: whether it is for programs that wrap no model, too.
         examples: what it changes, or notes; at least one. Run as tests, shown by ``dp2ddp rules ID``.
-        valid: what it leaves alone, where a reader may expect otherwise; at least one, without `after`. Tests, too.
+        valid: what it leaves alone, where a reader may expect otherwise; at least one, unchanged. Tests, too.
     """
 
     id: ClassVar[str]

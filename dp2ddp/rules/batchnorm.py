@@ -30,61 +30,43 @@ class BatchNormRule(Rule):
         Example(
             also=("DDP002",),
             sync_bn=True,
-            before="""\
-import torch.nn as nn
+            diff="""\
+ import torch.nn as nn
++import dp2ddp_runtime as ddp
 
-net = nn.DataParallel(nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)))
-""",
-            after="""\
-import torch.nn as nn
-import dp2ddp_runtime as ddp
-
-net = ddp.wrap_model(nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)), sync_bn=True)
+-net = nn.DataParallel(nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)))
++net = ddp.wrap_model(nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)), sync_bn=True)
 """,
         ),
         Example(
             also=("DDP002",),
             sync_bn=True,
-            before="""\
-import torch.nn as nn
-from sync_batchnorm import SynchronizedBatchNorm1d, patch_replication_callback
+            diff="""\
+ import torch.nn as nn
+ from sync_batchnorm import SynchronizedBatchNorm1d, patch_replication_callback
++import dp2ddp_runtime as ddp
 
-net = nn.DataParallel(nn.Sequential(nn.Linear(4, 2), SynchronizedBatchNorm1d(2)))
-patch_replication_callback(net)
-""",
-            after="""\
-import torch.nn as nn
-from sync_batchnorm import SynchronizedBatchNorm1d, patch_replication_callback
-import dp2ddp_runtime as ddp
-
-net = ddp.wrap_model(nn.Sequential(nn.Linear(4, 2), SynchronizedBatchNorm1d(2)), sync_bn=True)
+-net = nn.DataParallel(nn.Sequential(nn.Linear(4, 2), SynchronizedBatchNorm1d(2)))
+-patch_replication_callback(net)
++net = ddp.wrap_model(nn.Sequential(nn.Linear(4, 2), SynchronizedBatchNorm1d(2)), sync_bn=True)
 """,
         ),
         Example(
             also=("DDP002",),
             sync_bn=True,
-            before="""\
-import argparse
-import torch.nn as nn
-from sync_batchnorm import SynchronizedBatchNorm1d, patch_replication_callback
+            diff="""\
+ import argparse
+ import torch.nn as nn
+ from sync_batchnorm import SynchronizedBatchNorm1d, patch_replication_callback
++import dp2ddp_runtime as ddp
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--sync", action="store_true")
-args = parser.parse_args()
-net = nn.DataParallel(nn.Sequential(nn.Linear(4, 2), SynchronizedBatchNorm1d(2)))
-if args.sync:
-    patch_replication_callback(net)
-""",
-            after="""\
-import argparse
-import torch.nn as nn
-from sync_batchnorm import SynchronizedBatchNorm1d, patch_replication_callback
-import dp2ddp_runtime as ddp
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--sync", action="store_true")
-args = parser.parse_args()
-net = ddp.wrap_model(nn.Sequential(nn.Linear(4, 2), SynchronizedBatchNorm1d(2)), sync_bn=args.sync)
+ parser = argparse.ArgumentParser()
+ parser.add_argument("--sync", action="store_true")
+ args = parser.parse_args()
+-net = nn.DataParallel(nn.Sequential(nn.Linear(4, 2), SynchronizedBatchNorm1d(2)))
+-if args.sync:
+-    patch_replication_callback(net)
++net = ddp.wrap_model(nn.Sequential(nn.Linear(4, 2), SynchronizedBatchNorm1d(2)), sync_bn=args.sync)
 """,
         ),
     )

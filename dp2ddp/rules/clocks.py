@@ -31,31 +31,21 @@ class ClocksRule(Rule):
     )
     examples = (
         Example(
-            before="""\
-import os
-import time
-import torch
-import torch.nn as nn
+            diff="""\
+ import os
+ import time
+ import torch
+ import torch.nn as nn
++import dp2ddp_runtime as ddp
 
-torch.manual_seed(int(time.time()))
-net = nn.DataParallel(nn.Linear(4, 2))
-run_dir = os.path.join("runs", time.strftime("%m-%d_%H-%M-%S"))
-os.makedirs(run_dir)
-net.load_state_dict(torch.load(os.path.join(run_dir, "net.pt")))
-""",
-            after="""\
-import os
-import time
-import torch
-import torch.nn as nn
-import dp2ddp_runtime as ddp
-
-torch.manual_seed(int(ddp.broadcast(time.time())))
-net = nn.DataParallel(nn.Linear(4, 2))
-run_dir = os.path.join("runs", ddp.broadcast(time.strftime("%m-%d_%H-%M-%S")))
-os.makedirs(run_dir)
-net.load_state_dict(torch.load(os.path.join(run_dir, "net.pt")))
-""",
+-torch.manual_seed(int(time.time()))
++torch.manual_seed(int(ddp.broadcast(time.time())))
+ net = nn.DataParallel(nn.Linear(4, 2))
+-run_dir = os.path.join("runs", time.strftime("%m-%d_%H-%M-%S"))
++run_dir = os.path.join("runs", ddp.broadcast(time.strftime("%m-%d_%H-%M-%S")))
+ os.makedirs(run_dir)
+ net.load_state_dict(torch.load(os.path.join(run_dir, "net.pt")))
+"""
         ),
     )
     valid = (

@@ -24,60 +24,39 @@ class FunctionalRule(Rule):
     essential = True
     examples = (
         Example(
-            before="""\
-import torch.nn as nn
-import torch.nn.parallel
+            diff="""\
+ import torch.nn as nn
+ import torch.nn.parallel
++import dp2ddp_runtime as ddp
 
-class Generator(nn.Module):
-    def __init__(self, ngpu):
-        super().__init__()
-        self.ngpu = ngpu
-        self.main = nn.Linear(4, 2)
+ class Generator(nn.Module):
+     def __init__(self, ngpu):
+         super().__init__()
+         self.ngpu = ngpu
+         self.main = nn.Linear(4, 2)
 
-    def forward(self, x):
-        if x.is_cuda and self.ngpu > 1:
-            return nn.parallel.data_parallel(self.main, x, range(self.ngpu))
-        return self.main(x)
-""",
-            after="""\
-import torch.nn as nn
-import torch.nn.parallel
-import dp2ddp_runtime as ddp
-
-class Generator(nn.Module):
-    def __init__(self, ngpu):
-        super().__init__()
-        self.ngpu = ngpu
-        self.main = nn.Linear(4, 2)
-
-    def forward(self, x):
-        if x.is_cuda and self.ngpu > 1:
-            return ddp.data_parallel(self.main, x, range(self.ngpu))
-        return self.main(x)
-""",
+     def forward(self, x):
+         if x.is_cuda and self.ngpu > 1:
+-            return nn.parallel.data_parallel(self.main, x, range(self.ngpu))
++            return ddp.data_parallel(self.main, x, range(self.ngpu))
+         return self.main(x)
+"""
         ),
         Example(
-            before="""\
-import torch.nn as nn
+            diff="""\
+ import torch.nn as nn
++import dp2ddp_runtime as ddp
 
-def data_parallel(module, input, device_ids, output_device):
-    if not device_ids:
-        return module(input)
-    replicas = nn.parallel.replicate(module, device_ids)
-    inputs = nn.parallel.scatter(input, device_ids)
-    replicas = replicas[:len(inputs)]
-    outputs = nn.parallel.parallel_apply(replicas, inputs)
-    return nn.parallel.gather(outputs, output_device)
-""",
-            after="""\
-import torch.nn as nn
-import dp2ddp_runtime as ddp
-
-def data_parallel(module, input, device_ids, output_device):
-    if not device_ids:
-        return module(input)
-    return ddp.data_parallel(module, input)
-""",
+ def data_parallel(module, input, device_ids, output_device):
+     if not device_ids:
+         return module(input)
+-    replicas = nn.parallel.replicate(module, device_ids)
+-    inputs = nn.parallel.scatter(input, device_ids)
+-    replicas = replicas[:len(inputs)]
+-    outputs = nn.parallel.parallel_apply(replicas, inputs)
+-    return nn.parallel.gather(outputs, output_device)
++    return ddp.data_parallel(module, input)
+"""
         ),
     )
     valid = (

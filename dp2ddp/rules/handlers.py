@@ -47,8 +47,7 @@ class HandlersRule(Rule):
         "(`SIGALRM`) comes to each at another line. (Ctrl-C and other signals reach all ranks at the same step.)"
     )
     examples = (
-        Example(
-            before="""\
+        Example("""\
 import torch
 import torch.nn as nn
 
@@ -60,10 +59,8 @@ for _ in range(1000):
         if "out of memory" not in str(error):
             raise
         torch.cuda.empty_cache()
-""",
-        ),
-        Example(
-            before="""\
+"""),
+        Example("""\
 import torch
 import torch.nn as nn
 
@@ -74,10 +71,8 @@ for _ in range(100):
     except Exception as error:
         print(error)
         continue
-""",
-        ),
-        Example(
-            before="""\
+"""),
+        Example("""\
 import threading
 import torch
 import torch.nn as nn
@@ -88,8 +83,7 @@ def evaluate():
     print(net(torch.randn(8, 4)).sum())
 
 threading.Thread(target=evaluate).start()
-""",
-        ),
+"""),
     )
     valid = (
         Example("""\

@@ -27,8 +27,7 @@ class HooksRule(Rule):
         "whole; what a hook keeps is not."
     )
     examples = (
-        Example(
-            before="""\
+        Example("""\
 import torch
 import torch.nn as nn
 
@@ -40,8 +39,7 @@ def keep(module, inputs, output):
 net = nn.DataParallel(nn.Sequential(nn.Linear(4, 2), nn.ReLU()))
 net.module[0].register_forward_hook(keep)
 net(torch.randn(8, 4))
-""",
-        ),
+"""),
     )
     valid = (
         Example("""\

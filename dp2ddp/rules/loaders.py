@@ -33,105 +33,61 @@ class LoadersRule(Rule):
     )
     examples = (
         Example(
-            before="""\
-import torch
-import torch.nn as nn
-from torch.utils.data import DataLoader, TensorDataset
+            diff="""\
+ import torch
+ import torch.nn as nn
+ from torch.utils.data import DataLoader, TensorDataset
++import dp2ddp_runtime as ddp
 
-data = TensorDataset(torch.randn(100, 4), torch.zeros(100).long())
-loader = DataLoader(data, batch_size=16,
-                    shuffle=True)  # reshuffled every epoch
-net = nn.DataParallel(nn.Linear(4, 2))
-for x, y in loader:
-    nn.functional.cross_entropy(net(x), y).backward()
-""",
-            after="""\
-import torch
-import torch.nn as nn
-from torch.utils.data import DataLoader, TensorDataset
-import dp2ddp_runtime as ddp
-
-data = TensorDataset(torch.randn(100, 4), torch.zeros(100).long())
-loader = DataLoader(data, batch_size=16,
-                    shuffle=True)  # reshuffled every epoch
-loader = ddp.shard_loader(loader)
-net = nn.DataParallel(nn.Linear(4, 2))
-for x, y in loader:
-    nn.functional.cross_entropy(net(x), y).backward()
-""",
+ data = TensorDataset(torch.randn(100, 4), torch.zeros(100).long())
+ loader = DataLoader(data, batch_size=16,
+                     shuffle=True)  # reshuffled every epoch
++loader = ddp.shard_loader(loader)
+ net = nn.DataParallel(nn.Linear(4, 2))
+ for x, y in loader:
+     nn.functional.cross_entropy(net(x), y).backward()
+"""
         ),
         Example(
-            before="""\
-import torch.nn as nn
-from torch.utils.data import DataLoader
+            diff="""\
+ import torch.nn as nn
+ from torch.utils.data import DataLoader
++import dp2ddp_runtime as ddp
 
-class BaseLoader(DataLoader):
-    def __init__(self, data, batch_size):
-        self.name = "base"
-        super().__init__(data, batch_size, shuffle=True)
+ class BaseLoader(DataLoader):
+     def __init__(self, data, batch_size):
+         self.name = "base"
+         super().__init__(data, batch_size, shuffle=True)
++        ddp.shard_loader(self)
 
-def fit(loader, net):
-    for x, y in loader:
-        nn.functional.cross_entropy(net(x), y).backward()
+ def fit(loader, net):
+     for x, y in loader:
+         nn.functional.cross_entropy(net(x), y).backward()
 
-def make(config, module):
-    return getattr(module, config["loader"])(**config["arguments"])
+ def make(config, module):
+     return getattr(module, config["loader"])(**config["arguments"])
 
-net = nn.DataParallel(nn.Linear(4, 2))
-""",
-            after="""\
-import torch.nn as nn
-from torch.utils.data import DataLoader
-import dp2ddp_runtime as ddp
-
-class BaseLoader(DataLoader):
-    def __init__(self, data, batch_size):
-        self.name = "base"
-        super().__init__(data, batch_size, shuffle=True)
-        ddp.shard_loader(self)
-
-def fit(loader, net):
-    for x, y in loader:
-        nn.functional.cross_entropy(net(x), y).backward()
-
-def make(config, module):
-    return getattr(module, config["loader"])(**config["arguments"])
-
-net = nn.DataParallel(nn.Linear(4, 2))
-""",
+ net = nn.DataParallel(nn.Linear(4, 2))
+"""
         ),
         Example(
             rows=True,
-            before="""\
-import torch
-import torch.nn as nn
-from boxes import Data, box_loss
-from torch.utils.data import DataLoader
+            diff="""\
+ import torch
+ import torch.nn as nn
+ from boxes import Data, box_loss
+ from torch.utils.data import DataLoader
++import dp2ddp_runtime as ddp
 
-def collate(samples):
-    images, boxes = zip(*samples)
-    return torch.stack(images), list(boxes)
+ def collate(samples):
+     images, boxes = zip(*samples)
+     return torch.stack(images), list(boxes)
 
-loader = DataLoader(Data(), 16, collate_fn=collate)
-net = nn.DataParallel(nn.Conv2d(3, 4, 3))
-for images, boxes in loader:
-    box_loss(net(images), boxes).backward()
-""",
-            after="""\
-import torch
-import torch.nn as nn
-from boxes import Data, box_loss
-from torch.utils.data import DataLoader
-import dp2ddp_runtime as ddp
-
-def collate(samples):
-    images, boxes = zip(*samples)
-    return torch.stack(images), list(boxes)
-
-loader = ddp.shard_loader(DataLoader(Data(), 16, collate_fn=collate), rows=True)
-net = nn.DataParallel(nn.Conv2d(3, 4, 3))
-for images, boxes in loader:
-    box_loss(net(images), boxes).backward()
+-loader = DataLoader(Data(), 16, collate_fn=collate)
++loader = ddp.shard_loader(DataLoader(Data(), 16, collate_fn=collate), rows=True)
+ net = nn.DataParallel(nn.Conv2d(3, 4, 3))
+ for images, boxes in loader:
+     box_loss(net(images), boxes).backward()
 """,
         ),
     )

@@ -37,44 +37,33 @@ class OldNamesRule(Rule):
     examples = (
         Example(
             also=("DDP002",),
-            before="""\
-import torch
-import torch.nn as nn
+            diff="""\
+ import torch
+ import torch.nn as nn
++import dp2ddp_runtime as ddp
 
-net = nn.DataParallel(nn.Linear(4, 2))
-x = torch.ones(3, 4).cuda(async=True)
-""",
-            after="""\
-import torch
-import torch.nn as nn
-import dp2ddp_runtime as ddp
-
-net = ddp.wrap_model(nn.Linear(4, 2))
-x = torch.ones(3, 4).cuda(non_blocking=True)
+-net = nn.DataParallel(nn.Linear(4, 2))
+-x = torch.ones(3, 4).cuda(async=True)
++net = ddp.wrap_model(nn.Linear(4, 2))
++x = torch.ones(3, 4).cuda(non_blocking=True)
 """,
         ),
         Example(
             also=("DDP002",),
-            before="""\
-import torch.nn as nn
-from torchvision import transforms
+            diff="""\
+ import torch.nn as nn
+ from torchvision import transforms
++import dp2ddp_runtime as ddp
 
-resize = transforms.Scale(256)
-names = iter(["a", "b"]).next()
-its = iter(names)
-letter = its.next()
-net = nn.DataParallel(nn.Linear(4, 2))
-""",
-            after="""\
-import torch.nn as nn
-from torchvision import transforms
-import dp2ddp_runtime as ddp
-
-resize = transforms.Resize(256)
-names = next(iter(["a", "b"]))
-its = iter(names)
-letter = next(its)
-net = ddp.wrap_model(nn.Linear(4, 2))
+-resize = transforms.Scale(256)
+-names = iter(["a", "b"]).next()
++resize = transforms.Resize(256)
++names = next(iter(["a", "b"]))
+ its = iter(names)
+-letter = its.next()
+-net = nn.DataParallel(nn.Linear(4, 2))
++letter = next(its)
++net = ddp.wrap_model(nn.Linear(4, 2))
 """,
         ),
     )

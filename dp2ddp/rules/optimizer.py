@@ -28,47 +28,34 @@ class OptimizerRule(Rule):
     always = True
     examples = (
         Example(
-            before="""\
-import torch.nn as nn
-import torch.optim as optim
+            diff="""\
+ import torch.nn as nn
+ import torch.optim as optim
 
-net = nn.Linear(4, 2)
-optimizer = optim.SGD(net.parameters(), lr=0.1)
-optimizer = nn.DataParallel(optimizer, device_ids=[0, 1])
-scheduler = optim.lr_scheduler.StepLR(optimizer.module, 1)
-optimizer.module.zero_grad()
-optimizer.module.step()
-print(optimizer.module.param_groups[0]["lr"], net.module)
-""",
-            after="""\
-import torch.nn as nn
-import torch.optim as optim
-
-net = nn.Linear(4, 2)
-optimizer = optim.SGD(net.parameters(), lr=0.1)
-scheduler = optim.lr_scheduler.StepLR(optimizer, 1)
-optimizer.zero_grad()
-optimizer.step()
-print(optimizer.param_groups[0]["lr"], net.module)
-""",
+ net = nn.Linear(4, 2)
+ optimizer = optim.SGD(net.parameters(), lr=0.1)
+-optimizer = nn.DataParallel(optimizer, device_ids=[0, 1])
+-scheduler = optim.lr_scheduler.StepLR(optimizer.module, 1)
+-optimizer.module.zero_grad()
+-optimizer.module.step()
+-print(optimizer.module.param_groups[0]["lr"], net.module)
++scheduler = optim.lr_scheduler.StepLR(optimizer, 1)
++optimizer.zero_grad()
++optimizer.step()
++print(optimizer.param_groups[0]["lr"], net.module)
+"""
         ),
         Example(
-            before="""\
-import torch.nn as nn
-import torch.optim as optim
+            diff="""\
+ import torch.nn as nn
+ import torch.optim as optim
 
-net = nn.Linear(4, 2)
-optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
-optimizer.module.step()
-""",
-            after="""\
-import torch.nn as nn
-import torch.optim as optim
-
-net = nn.Linear(4, 2)
-optimizer = optim.SGD(net.parameters(), lr=0.1)
-optimizer.step()
-""",
+ net = nn.Linear(4, 2)
+-optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
+-optimizer.module.step()
++optimizer = optim.SGD(net.parameters(), lr=0.1)
++optimizer.step()
+"""
         ),
     )
     valid = (

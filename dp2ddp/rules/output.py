@@ -34,32 +34,21 @@ class OutputRule(Rule):
     )
     examples = (
         Example(
-            before="""\
-import cv2
-import os
-import numpy as np
-import torch.nn as nn
-import wandb
+            diff="""\
+ import cv2
+ import os
+ import numpy as np
+ import torch.nn as nn
+ import wandb
++import dp2ddp_runtime as ddp
++wandb = ddp.main_only(wandb)
 
-net = nn.DataParallel(nn.Linear(4, 2))
-os.makedirs("out", exist_ok=True)
-cv2.imwrite("out/grey.png", np.zeros((4, 4)))
-wandb.init(project="grey")
-""",
-            after="""\
-import cv2
-import os
-import numpy as np
-import torch.nn as nn
-import wandb
-import dp2ddp_runtime as ddp
-wandb = ddp.main_only(wandb)
-
-net = nn.DataParallel(nn.Linear(4, 2))
-os.makedirs("out", exist_ok=True)
-ddp.main_only(cv2.imwrite)("out/grey.png", np.zeros((4, 4)))
-wandb.init(project="grey")
-""",
+ net = nn.DataParallel(nn.Linear(4, 2))
+ os.makedirs("out", exist_ok=True)
+-cv2.imwrite("out/grey.png", np.zeros((4, 4)))
++ddp.main_only(cv2.imwrite)("out/grey.png", np.zeros((4, 4)))
+ wandb.init(project="grey")
+"""
         ),
     )
     valid = (

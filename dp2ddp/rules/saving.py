@@ -24,25 +24,17 @@ class SavingRule(Rule):
     )
     examples = (
         Example(
-            before="""\
-import shutil
-import torch
-import torch.nn as nn
+            diff="""\
+ import shutil
+ import torch
+ import torch.nn as nn
++import dp2ddp_runtime as ddp
 
-net = nn.DataParallel(nn.Linear(4, 2))
-torch.save({"model": net.state_dict()}, "last.pt")
-shutil.copyfile("last.pt", "best.pt")
-""",
-            after="""\
-import shutil
-import torch
-import torch.nn as nn
-import dp2ddp_runtime as ddp
-
-net = nn.DataParallel(nn.Linear(4, 2))
-ddp.save({"model": net.state_dict()}, "last.pt")
-shutil.copyfile("last.pt", "best.pt")
-""",
+ net = nn.DataParallel(nn.Linear(4, 2))
+-torch.save({"model": net.state_dict()}, "last.pt")
++ddp.save({"model": net.state_dict()}, "last.pt")
+ shutil.copyfile("last.pt", "best.pt")
+"""
         ),
     )
     valid = (

@@ -21,19 +21,14 @@ class TypeChecksRule(Rule):
     )
     examples = (
         Example(
-            before="""\
-import torch.nn as nn
+            diff="""\
+ import torch.nn as nn
++import dp2ddp_runtime as ddp
 
-net = nn.DataParallel(nn.Linear(4, 2))
-plain = net.module if isinstance(net, nn.DataParallel) else net
-""",
-            after="""\
-import torch.nn as nn
-import dp2ddp_runtime as ddp
-
-net = nn.DataParallel(nn.Linear(4, 2))
-plain = net.module if isinstance(net, ddp.WrappedModel) else net
-""",
+ net = nn.DataParallel(nn.Linear(4, 2))
+-plain = net.module if isinstance(net, nn.DataParallel) else net
++plain = net.module if isinstance(net, ddp.WrappedModel) else net
+"""
         ),
     )
     valid = (

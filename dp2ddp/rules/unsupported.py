@@ -26,8 +26,7 @@ class UnsupportedRule(Rule):
     )
     essential = True
     examples = (
-        Example(
-            before="""\
+        Example("""\
 import torch.nn as nn
 
 class Own(nn.DataParallel):
@@ -35,8 +34,7 @@ class Own(nn.DataParallel):
         return super().scatter(inputs, kwargs, device_ids[1:])
 
 net = Own(nn.Linear(4, 2))
-""",
-        ),
+"""),
     )
     valid = (
         Example("""\

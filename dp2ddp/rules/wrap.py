@@ -28,135 +28,86 @@ class WrapRule(Rule):
     essential = True
     examples = (
         Example(
-            before="""\
-import torch.nn as nn
+            diff="""\
+ import torch.nn as nn
++import dp2ddp_runtime as ddp
 
-net = nn.DataParallel(nn.Linear(4, 2), device_ids=[0, 1]).cuda()
-""",
-            after="""\
-import torch.nn as nn
-import dp2ddp_runtime as ddp
-
-net = ddp.wrap_model(nn.Linear(4, 2), device_ids=[0, 1]).cuda()
-""",
+-net = nn.DataParallel(nn.Linear(4, 2), device_ids=[0, 1]).cuda()
++net = ddp.wrap_model(nn.Linear(4, 2), device_ids=[0, 1]).cuda()
+"""
         ),
         Example(
-            before="""\
-import torch
-import torch.nn as nn
+            diff="""\
+ import torch
+ import torch.nn as nn
++import dp2ddp_runtime as ddp
 
-net = nn.Linear(4, 2)
-if torch.cuda.device_count() > 1:
-    net = nn.DataParallel(net)
-net.to("cuda")
-""",
-            after="""\
-import torch
-import torch.nn as nn
-import dp2ddp_runtime as ddp
-
-net = nn.Linear(4, 2)
-if torch.cuda.device_count() > 1:
-    net = ddp.wrap_model(net)
-net.to("cuda")
-""",
+ net = nn.Linear(4, 2)
+ if torch.cuda.device_count() > 1:
+-    net = nn.DataParallel(net)
++    net = ddp.wrap_model(net)
+ net.to("cuda")
+"""
         ),
         Example(
-            before="""\
-import torch
-from torch.nn import DataParallel as DP, Linear
+            diff="""\
+ import torch
+-from torch.nn import DataParallel as DP, Linear
++from torch.nn import Linear
++import dp2ddp_runtime as ddp
 
-class Trainer:
-    def __init__(self, gpus):
-        net = Linear(4, 2)
-        if len(gpus) > 1:
-            self.net = DP(net, gpus).cuda()
-        else:
-            self.net = net.cuda()
-""",
-            after="""\
-import torch
-from torch.nn import Linear
-import dp2ddp_runtime as ddp
-
-class Trainer:
-    def __init__(self, gpus):
-        net = Linear(4, 2)
-        if len(gpus) > 1:
-            self.net = ddp.wrap_model(net, gpus).cuda()
-        else:
-            self.net = net.cuda()
-""",
+ class Trainer:
+     def __init__(self, gpus):
+         net = Linear(4, 2)
+         if len(gpus) > 1:
+-            self.net = DP(net, gpus).cuda()
++            self.net = ddp.wrap_model(net, gpus).cuda()
+         else:
+             self.net = net.cuda()
+"""
         ),
         Example(
-            before="""\
-import torch.nn as nn
-from torchvision import models
+            diff="""\
+ import torch.nn as nn
+ from torchvision import models
++import dp2ddp_runtime as ddp
 
-def build(arch):
-    model = models.__dict__[arch]()
-    if arch.startswith("alexnet") or arch.startswith("vgg"):
-        model.features = nn.DataParallel(model.features)
-        model.cuda()
-    else:
-        model = nn.DataParallel(model).cuda()
-    return model
+ def build(arch):
+     model = models.__dict__[arch]()
+     if arch.startswith("alexnet") or arch.startswith("vgg"):
+-        model.features = nn.DataParallel(model.features)
++        model.features = ddp.wrap_model(model.features)
+         model.cuda()
+     else:
+-        model = nn.DataParallel(model).cuda()
++        model = ddp.wrap_model(model).cuda()
+     return model
 
-class Pair(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.encoder = nn.DataParallel(nn.Linear(4, 2))
-        self.head = nn.Linear(2, 2)
-""",
-            after="""\
-import torch.nn as nn
-from torchvision import models
-import dp2ddp_runtime as ddp
-
-def build(arch):
-    model = models.__dict__[arch]()
-    if arch.startswith("alexnet") or arch.startswith("vgg"):
-        model.features = ddp.wrap_model(model.features)
-        model.cuda()
-    else:
-        model = ddp.wrap_model(model).cuda()
-    return model
-
-class Pair(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.encoder = ddp.wrap_model(nn.Linear(4, 2))
-        self.head = nn.Linear(2, 2)
-""",
+ class Pair(nn.Module):
+     def __init__(self):
+         super().__init__()
+-        self.encoder = nn.DataParallel(nn.Linear(4, 2))
++        self.encoder = ddp.wrap_model(nn.Linear(4, 2))
+         self.head = nn.Linear(2, 2)
+"""
         ),
         Example(
-            before="""\
-import torch.nn as nn
+            diff="""\
+ import torch.nn as nn
++import dp2ddp_runtime as ddp
 
-class Open(nn.DataParallel):
-    def __getattr__(self, name):
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(self.module, name)
+-class Open(nn.DataParallel):
++class Open(ddp.WrappedModel):
+     def __getattr__(self, name):
+         try:
+             return super().__getattr__(name)
+         except AttributeError:
+             return getattr(self.module, name)
 
-wrappers = {"open": Open, "plain": nn.DataParallel}
-net = wrappers["open"](nn.Linear(4, 2))
-""",
-            after="""\
-import torch.nn as nn
-import dp2ddp_runtime as ddp
-
-class Open(ddp.WrappedModel):
-    def __getattr__(self, name):
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(self.module, name)
-
-wrappers = {"open": Open, "plain": ddp.WrappedModel}
-net = wrappers["open"](nn.Linear(4, 2))
-""",
+-wrappers = {"open": Open, "plain": nn.DataParallel}
++wrappers = {"open": Open, "plain": ddp.WrappedModel}
+ net = wrappers["open"](nn.Linear(4, 2))
+"""
         ),
     )
     valid = (

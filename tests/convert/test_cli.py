@@ -346,7 +346,7 @@ def test_rules_are_listed_and_shown() -> None:
         assert f"{each.id}  {each.title}\n" in listed.stdout
         shown = run("rules", each.id.lower())
         titles = re.findall(r"^(before|after|only noted|left alone)\b.*:$", shown.stdout, re.MULTILINE)
-        expected = [["before", "after"] if example.after else ["only noted"] for example in each.examples]
+        expected = [["before", "after"] if example.diff else ["only noted"] for example in each.examples]
         assert titles == [*chain.from_iterable(expected), *(["left alone"] * len(each.valid))]
         for line in (*each.examples[0].converted.splitlines(), *each.valid[-1].before.splitlines()):
             assert line in shown.stdout
