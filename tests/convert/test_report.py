@@ -58,11 +58,11 @@ def test_diffs_keep_every_byte(old: str, new: str, expected: str) -> None:
 
 
 def test_a_diff_is_colored_as_git_does() -> None:
-    told = "--- a\n+++ a\n@@ -1 +1 @@ def f():\n-x\n+y\n z\n"
+    told = "--- a\n+++ a\n@@ -1 +1 @@\n-x\n+y\n z\n"
     text = diffs.colored(told)
     assert click.unstyle(text) == told
     assert text == (
-        "\x1b[1m--- a\x1b[0m\n\x1b[1m+++ a\x1b[0m\n\x1b[36m@@ -1 +1 @@\x1b[0m def f():\n"
+        "\x1b[1m--- a\x1b[0m\n\x1b[1m+++ a\x1b[0m\n\x1b[36m@@ -1 +1 @@\x1b[0m\n"
         "\x1b[31m-x\x1b[0m\n\x1b[32m+y\x1b[0m\n z\n"
     )
 
@@ -102,7 +102,7 @@ def test_a_long_summary_is_cut_unless_it_is_verbose(printed: Printed) -> None:
     short = printed(Conversion("x\n", notes=notes))
     assert short[1] == "20 notes for a person to look at (`dp2ddp rules ID` says why):"
     assert len(short) == 2 + 7 + 1
-    assert short[-1] == "  and 14 more, which --verbose shows"
+    assert short[-1] == "  and 13 more, which --verbose shows"
     assert len(printed(Conversion("x\n", notes=notes), verbose=True)) == 2 + 20
 
 
