@@ -15,7 +15,6 @@ class SavingRule(Rule):
     id = "DDP008"
     title = "Save checkpoints from rank 0, atomically"
     effect = "writes files once"
-    parallel = True
     why = (
         "With one process per GPU, every rank would write the same file at the same time. `ddp.save` writes on rank "
         "0 alone, to a temporary file that then takes the name, so nobody reads half a checkpoint. The keys stay as "

@@ -18,7 +18,7 @@ OURS = json.loads((ROOT / "docs/findings.schema.json").read_text("utf-8"))
 SARIF = json.loads((ROOT / "tests/schemas/sarif-2.1.0-rtm.5.json").read_text("utf-8"))
 WRAP = "net = nn.DataParallel(nn.Linear(4, 2))\n"
 FILES = {
-    "train.py": f"import torch, wandb\nimport torch.nn as nn\n\n{WRAP}print(wandb.config.lr)\ntorch.save(net, 'net.pt')\n",
+    "train.py": f"import torch.nn as nn, torch, wandb\n\n{WRAP}print(wandb.config.a)\ntorch.save(net, 'net.pt')\n",
     "own.py": f"import torch.distributed as dist\nimport torch.nn as nn\ndist.init_process_group('nccl')\n{WRAP}",
     "odd é.py": "import torch.nn as nn\n\nclass Own(nn.DataParallel):\n    def scatter(self, *a):\n        return a\n\n"
     "net = Own(nn.Linear(4, 2))\n",
