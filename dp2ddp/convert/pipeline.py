@@ -144,7 +144,7 @@ def _refuse(source: ParsedProgram, options: Options) -> None:
             found = _beside_ddp(source, options) if beside else []
             if found == []:
                 raise
-            start = own_ddp.how_to_start(source.files)
+            start = own_ddp.AS_BEFORE
             if found is None:
                 todo = f"{start}; there is no nn.DataParallel to convert beside it"
             else:

@@ -18,7 +18,7 @@ from dp2ddp.analysis.facts import Facts
 from dp2ddp.errors import BadInput
 from dp2ddp.project import wrapcalls
 from dp2ddp.rewrite.edits import Edit, Finding, Note
-from dp2ddp.rules import Decisions, Options, all_rules, check_ignored, rule
+from dp2ddp.rules import Options, all_rules, check_ignored, rule
 from dp2ddp.rules.launch import LaunchRule
 from dp2ddp.source.program import File, ParsedProgram
 from dp2ddp.source.spans import Span
@@ -50,21 +50,17 @@ def plan(source: ParsedProgram, options: Options) -> Plan:
     return decide(Facts(source, allow_ddp=options.allow_ddp, sync_bn=options.sync_bn, catalogue=catalogue), options)
 
 
-_NOTHING_ASKED = Decisions(Options(), {})
-
-
 def decide(facts: Facts, options: Options) -> Plan:
     """Plan the conversion of a program of which the facts are at hand."""
     if not facts.entries:  # but for what may mean DataParallel, as nobody can tell
-        told = (each for rule in all_rules() if rule.explains for each in rule.edits(facts, _NOTHING_ASKED))
+        told = (each for rule in all_rules() if rule.explains for each in rule.edits(facts, options))
         return Plan(notes=[each for each in told if isinstance(each, Note)])
     # Half a conversion would train something else: where one wrap can't be converted, none is.
     wanted = [each for each in all_rules() if options.runs(each.id) and (facts.wraps_models or each.always)]
     rules = [each for each in all_rules() if each.explains or (each in wanted and not facts.blockers)]
-    decisions = Decisions(options, {k: v for each in rules for k, v in each.wrap_keywords(facts, options).items()})
     findings: list[Finding] = []
     for each in rules:
-        findings += each.edits(facts, decisions)
+        findings += each.edits(facts, options)
     trials = [facts.span(node) for tree in facts.modules for node in tree.body if facts.is_trial(node)]
     findings = [each for each in findings if _is_about(facts, each, trials)]
     findings = [_ignored(finding) if finding.rule in options.ignore else finding for finding in findings]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
 from dp2ddp.rewrite.edits import Edit, Finding
 
@@ -38,18 +38,6 @@ class Options:
     def runs(self, rule_id: str) -> bool:
         """Whether the rule with this id is to run."""
         return not self.select or rule_id in self.select
-
-
-class Decisions(NamedTuple):
-    """What is decided for the whole program before any rule is asked for edits.
-
-    Attributes:
-        options: what the user asked for.
-        wrap_keywords: the keyword arguments (name and source) that every `ddp.wrap_model(...)` gets.
-    """
-
-    options: Options
-    wrap_keywords: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -122,13 +110,9 @@ class Rule(ABC):
     valid: ClassVar[tuple[Example, ...]] = ()
 
     @abstractmethod
-    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         """The edits and notes that this rule asks for, in the order of the source."""
 
     def effect_of(self, edit: Edit) -> str:
         """What an edit makes of the script, where that isn't the same for all of them."""
         return self.effect
-
-    def wrap_keywords(self, facts: Facts, options: Options) -> dict[str, str]:
-        """The keyword arguments (name and source) that this rule adds to every `ddp.wrap_model(...)`."""
-        return {}

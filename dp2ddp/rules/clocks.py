@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
-from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.rules.base import Example, Options, Rule
 from dp2ddp.source.nodes import given_to, last_name
 
 # Values of a rank's own that are timers, as a rule; a seed that is made of one is rank 0's.
@@ -63,7 +63,7 @@ print(time.time() - start)
 """),
     )
 
-    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         shared: list[ast.Call] = []
         for call in facts.source.calls:
             path = facts.qualified(call.func)

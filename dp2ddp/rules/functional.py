@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Edit, Finding, RemoveStatement, ReplaceExpr
-from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.rules.base import Example, Options, Rule
 
 
 class FunctionalRule(Rule):
@@ -73,7 +73,7 @@ net = data_parallel(nn.Linear(4, 2), [0, 1])
     def effect_of(self, edit: Edit) -> str:
         return "takes away what nobody uses any more" if isinstance(edit, RemoveStatement) else self.effect
 
-    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         reason = "splits the inputs over the ranks and gathers the outputs"
         for call in facts.wraps.functional:
             written = facts.wraps.written_out.get(call)

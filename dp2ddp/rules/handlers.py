@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, Note
-from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.rules.base import Example, Options, Rule
 from dp2ddp.source.nodes import argument, keyword, last_name
 
 _THREADS = frozenset({"threading.Thread", "threading.Timer", "_thread.start_new_thread"})
@@ -100,7 +100,7 @@ print(net(torch.randn(8, 4)))
 """),
     )
 
-    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         told = set()
         for node in facts.source.nodes:
             kind = _kind(facts, node)

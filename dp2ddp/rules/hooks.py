@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, Note
-from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.rules.base import Example, Options, Rule
 from dp2ddp.source.program import FUNCTIONS, FunctionNode
 
 _REGISTERING = frozenset(
@@ -57,7 +57,7 @@ net(torch.randn(8, 4))
 """),
     )
 
-    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         told = set()
         for call in facts.source.calls:
             if not (isinstance(call.func, ast.Attribute) and call.func.attr in _REGISTERING and call.args):

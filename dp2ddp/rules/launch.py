@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, InsertAfter, InsertBefore
-from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.rules.base import Example, Options, Rule
 from dp2ddp.source.nodes import is_main_guard
 
 _REASON = "from here on this process can become the first of several"
@@ -99,7 +99,7 @@ if isinstance(net, nn.DataParallel):  # nothing is wrapped here: one process, as
 """),
     )
 
-    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         line = f"ddp.setup({'beside_ddp=True' * facts.beside_ddp})"
         for entry in (each for each in facts.entries if each.body):
             top = _top(facts, entry)

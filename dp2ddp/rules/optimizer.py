@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, RemoveStatement, ReplaceExpr
-from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.rules.base import Example, Options, Rule
 from dp2ddp.source.nodes import last_name
 
 _REASON = "an optimizer needs no wrapper"
@@ -73,7 +73,7 @@ optimizer.module.step()  # a `.module` of the script's own
 """),
     )
 
-    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         span = facts.source.span
         for call in facts.wraps.optimizers:
             statement = facts.source.statement(call)

@@ -9,7 +9,7 @@ from itertools import takewhile
 from dp2ddp.analysis.catalogue import MAIN_ONLY
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, InsertAfter, Note, ReplaceExpr
-from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.rules.base import Example, Options, Rule
 from dp2ddp.source.nodes import argument, keyword, names_in
 
 _REASON = "rank 0 alone does this"
@@ -72,7 +72,7 @@ with open("log.json", "w") as log:
 """),
     )
 
-    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         trackers = list(dict.fromkeys(_trackers(facts)))
         for statement, name in trackers:
             line = f"{name} = ddp.main_only({name})"

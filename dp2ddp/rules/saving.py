@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, ReplaceExpr
-from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.rules.base import Example, Options, Rule
 
 
 class SavingRule(Rule):
@@ -48,6 +48,6 @@ net.load_state_dict(torch.load("last.pt"))
 """),
     )
 
-    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         for call in facts.calls(["torch.save"]):
             yield ReplaceExpr(self.id, facts.span(call.func), "rank 0 alone writes it, atomically", "ddp.save")

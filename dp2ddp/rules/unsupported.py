@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.project import wrapcalls
 from dp2ddp.rewrite.edits import Finding, Note
-from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.rules.base import Example, Options, Rule
 
 #: Ends what is said of each reason.
 NOTHING = "; nothing was converted"
@@ -50,7 +50,7 @@ picked = net(torch.ones(8, 4)).gather(1, torch.zeros(8, 1).long())  # a tensor's
 """),
     )
 
-    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         for blocker in facts.blockers:
             what = blocker.why + NOTHING
             yield Note(self.id, facts.source.span(blocker.node), what, blocker.todo)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Edit, Finding, Note, RemoveStatement, ReplaceExpr, ReplaceStatement
-from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.rules.base import Example, Options, Rule
 
 _REASON = "one replica per process; gradients are summed, buffers are rank 0's"
 
@@ -135,23 +135,23 @@ net = DataParallel(nn.Linear(4, 2))
             else self.effect
         )
 
-    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         for call in facts.wraps.models:
-            yield self._in_place(facts, call, decisions)
+            yield self._in_place(facts, call, options)
         for value in facts.wraps.values:
-            if decisions.wrap_keywords:
+            if options.sync_bn:
                 yield Note(
                     self.id,
                     facts.span(value),
-                    f"`DataParallel` is handed on here, and takes no {', '.join(decisions.wrap_keywords)}",
+                    "`DataParallel` is handed on here, and takes no sync_bn",
                     "wrap the model by a plain call of `nn.DataParallel`, then convert again",
                 )
             yield ReplaceExpr(self.id, facts.span(value), "takes `DataParallel`'s arguments", "ddp.WrappedModel")
         yield from self._unused_imports(facts)
 
-    def _in_place(self, facts: Facts, call: ast.Call, decisions: Decisions) -> Finding:
+    def _in_place(self, facts: Facts, call: ast.Call, options: Options) -> Finding:
         """The function alone is another one, which takes the same arguments."""
-        if not decisions.wrap_keywords:
+        if not options.sync_bn:
             return ReplaceExpr(self.id, facts.span(call.func), _REASON, "ddp.wrap_model")
         holes, given = {}, []
         for number, each in enumerate(call.args):
@@ -161,8 +161,9 @@ net = DataParallel(nn.Linear(4, 2))
         for number, keyword in enumerate(call.keywords):
             holes[f"k{number}"] = facts.span(keyword.value)
             given.append(f"{keyword.arg}=__h_k{number}__" if keyword.arg else f"**__h_k{number}__")
-        given += [f"{name}={value}" for name, value in decisions.wrap_keywords.items()]
-        return ReplaceExpr(self.id, facts.span(call), _REASON, f"ddp.wrap_model({', '.join(given)})", holes)
+        return ReplaceExpr(
+            self.id, facts.span(call), _REASON, f"ddp.wrap_model({', '.join(given)}, sync_bn=True)", holes
+        )
 
     def _unused_imports(self, facts: Facts) -> Iterator[Finding]:
         """`from torch.nn import DataParallel` has no use once every wrap is converted."""
