@@ -50,9 +50,9 @@ def _conditions(example: Example) -> str:
 def _parts(rule: Rule) -> Iterator[tuple[str, str, Example | None]]:
     """A rule's examples: what each piece of code is, the code, and the example of which it is the conversion."""
     for example in rule.examples:
-        if example.after:
+        if example.diff:
             yield "before", example.before, None
-        yield "after" if example.after else "only noted", example.converted, example
+        yield "after" if example.diff else "only noted", example.converted, example
     for example in rule.valid:
         yield "left alone", example.converted, example
 

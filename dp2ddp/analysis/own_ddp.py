@@ -47,8 +47,8 @@ _JOIN = "init_process_group"
 _SAMPLER = "DistributedSampler"
 #: By what scripts ask whether they set up DDP themselves.
 _ASKS_FOR_DDP = re.compile(r"distributed|\bdist\b|rank|\bddp\b|world_size|multiprocessing", re.IGNORECASE)
-#: That ranks are told by the environment who they are.
-_BY_ENVIRONMENT = re.compile(r"""["'](LOCAL_)?RANK["']|["']WORLD_SIZE["']|env://""")
+#: What to do with the script's own distributed training.
+AS_BEFORE = "start that as before"
 _CONVERTED = ("DataParallel", "data_parallel", "parallel_apply")
 
 
@@ -81,25 +81,10 @@ def refuse(file: File, *, allow_ddp: bool = False, others: Sequence[File] = ()) 
     if found not in own:
         todo = "it starts a process on each GPU by itself: leave nn.DataParallel out, and start the script as it says"
     elif any(map(uses_data_parallel, (file, *others))):
-        start = how_to_start([file, *others])
-        todo = f"{start}; --allow-ddp converts the DataParallel branch and leaves the DDP branch alone"
+        todo = f"{AS_BEFORE}; --allow-ddp converts the DataParallel branch and leaves the DDP branch alone"
     else:
         todo = "dp2ddp converts scripts that use nn.DataParallel alone"
     raise BadInput(file.name, line=line - file.before, what=f"sets up distributed training already: {what}", todo=todo)
-
-
-def how_to_start(files: Sequence[File]) -> str:
-    """What to do with a script's own distributed training. What spawns its processes must not be started N times."""
-    spawns = any(re.search(r"\bspawn\s*\(", file.text) for file in files)
-    if spawns:
-        return "start that as before, as it spawns its processes by itself"
-    texts = [file.text for file in files]
-    is_told = any("--local_rank" in text or "--local-rank" in text for text in texts)
-    if is_told and not any("LOCAL_RANK" in text for text in texts):  # torchrun gives no such option
-        return "start that as before, with torch.distributed.launch"
-    if any("init_method" in text for text in texts) and not any(map(_BY_ENVIRONMENT.search, texts)):
-        return "start that as before"
-    return "start that with torchrun"
 
 
 def _frameworks(nodes: list[ast.AST]) -> Iterator[tuple[ast.stmt | ast.expr, str]]:

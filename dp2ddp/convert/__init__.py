@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dp2ddp.convert import job as jobs
-from dp2ddp.convert import page, pipeline, reporting, writing
+from dp2ddp.convert import page, reporting, writing
 from dp2ddp.convert.findings import Found, in_order, refusal
 from dp2ddp.convert.job import NOTES_OPEN, REFUSED, Request, folders
 from dp2ddp.errors import BadInput
@@ -24,7 +24,6 @@ def run(request: Request) -> int:
     directories = folders(request.inputs)
     if directories and len(request.inputs) > 1:
         raise BadInput(directories[0], what="a directory among several inputs", todo="give one directory, or scripts")
-    pipeline.check_rules(request.options)
     page.check(request)
     given = jobs.given(request)
     writing.check(request, given)
@@ -56,7 +55,6 @@ def check(inputs: Sequence[str], options: Options, entries: Sequence[str] = ()) 
     Raises:
         BadInput: an input can't be read.
     """
-    pipeline.check_rules(options)
     directories = folders(inputs)
     if entries and (len(directories) != 1 or len(inputs) > 1):
         raise BadInput("--entry", what="the input is no single directory", todo="give one, or the scripts themselves")

@@ -24,10 +24,7 @@ _ALIKE = 0.5
 #: A change of more pairs of lines than that is put side by side as it comes.
 _MOST_PAIRS = 4000
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
-_HUNK = re.compile(r"(@@ -(\d+).* @@)(.*)")
 _COLORS = {"+": "green", "-": "red"}
-#: What git takes for the line that a hunk is in: one that begins with a name.
-_HEADING = re.compile(r"[A-Za-z_]")
 
 
 class Row(NamedTuple):
@@ -160,20 +157,17 @@ def show(changes: Iterable[tuple[str, TextFile, Conversion]]) -> None:
         else:
             # In the file's own bytes, so that the diff can be applied to it; its name need not be in their encoding.
             start = text.find("\n@@")
-            terminal.write_result(text[:start].encode("utf-8") + text[start:].encode(source.encoding))
+            terminal.write_result(
+                text[:start].encode("utf-8") + text[start:].encode(source.encoding.removesuffix("-sig"))
+            )
 
 
 def diff(name: str, old: str, new: str) -> str:
-    """The unified diff from `old` to `new`, as `patch` takes it; newlines as they are in both.
-
-    As git has it, a hunk says behind its line numbers which function or class it is in.
-    """
+    """The unified diff from `old` to `new`, as `patch` takes it; newlines as they are in both."""
     name = _quoted(name)
-    before = _LINE.findall(old)
-    lines = difflib.unified_diff(before, _LINE.findall(new), fromfile=name, tofile=name)
+    lines = difflib.unified_diff(_LINE.findall(old), _LINE.findall(new), fromfile=name, tofile=name)
     # A file without a final newline must say so, or the next line of the diff ends up on the same line.
-    whole = (line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
-    return "".join(_with_heading(line, before) for line in whole)
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
 def _quoted(name: str) -> str:
@@ -185,15 +179,6 @@ def _quoted(name: str) -> str:
     return f'"{"".join(plain)}"'
 
 
-def _with_heading(line: str, before: Sequence[str]) -> str:
-    hunk = _HUNK.match(line)
-    if hunk is None:
-        return line
-    above = before[: max(int(hunk[2]) - 1, 0)]
-    heading = next((text for text in reversed(above) if _HEADING.match(text)), "")
-    return f"{hunk[1]} {heading.strip()}".rstrip() + "\n"
-
-
 def colored(text: str) -> str:
     """A diff in the colors of `git diff`."""
     return "".join(f"{_colored(line)}\n" for line in text.removesuffix("\n").split("\n"))
@@ -202,7 +187,6 @@ def colored(text: str) -> str:
 def _colored(line: str) -> str:
     if line.startswith(("--- ", "+++ ")):
         return style(line, bold=True)
-    hunk = _HUNK.match(line)
-    if hunk is not None:
-        return style(hunk[1], fg="cyan") + hunk[3]
+    if line.startswith("@@ "):
+        return style(line, fg="cyan")
     return style(line, fg=_COLORS[line[0]]) if line[:1] in _COLORS else line

@@ -6,9 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dp2ddp import RUNTIME_PACKAGE
 from dp2ddp.convert import diffs
-from dp2ddp.convert.diffs import Hunk
 from dp2ddp.convert.pipeline import Conversion
 from dp2ddp.errors import BadInput
 from dp2ddp.project import text_files
@@ -26,7 +24,6 @@ from dp2ddp.rules import rule
 from dp2ddp.source.spans import Span
 
 CHANGE, NOTE, REFUSED = "change", "note", "refused"
-_IMPORT = f"import {RUNTIME_PACKAGE}"
 #: What becomes of the source `old` by an edit.
 _SAID: Mapping[type[Edit], str] = {
     ReplaceExpr: "`{old}` becomes `{new}`",
@@ -38,14 +35,6 @@ _SAID: Mapping[type[Edit], str] = {
 #: Characters of source that fit into a message.
 _BRIEF = 40
 _CALLED = re.compile(r"(?:[\w.]+ = )?[\w.]+\(")
-
-
-class Replacement(NamedTuple):
-    """Lines of a file, from 1, `end` exclusive, and the lines that take their place."""
-
-    line: int
-    end: int
-    text: str
 
 
 class Found(NamedTuple):
@@ -62,7 +51,6 @@ class Found(NamedTuple):
         end_column: behind the last character of what it is about on that line; `column` where that isn't known.
         source: the line, and one above and below it, with their numbers.
         becomes: the new lines, with those around them that change with them.
-        fix: what a script's file needs for it, the import of the runtime included; empty for notebooks.
         effect: of a change, what it does, in the words of its rule.
     """
 
@@ -76,7 +64,6 @@ class Found(NamedTuple):
     end_column: int = 0
     source: tuple[tuple[int, str], ...] = ()
     becomes: tuple[str, ...] = ()
-    fix: tuple[Replacement, ...] = ()
     effect: str = ""
 
     @property
@@ -88,7 +75,7 @@ class Found(NamedTuple):
         """As docs/findings.schema.json has it."""
         data = self._asdict()
         del data["source"], data["effect"]
-        return {**data, "fix": [each._asdict() for each in self.fix]}
+        return data
 
 
 def found_in(conversion: Conversion, name: str) -> Iterator[Found]:
@@ -96,17 +83,14 @@ def found_in(conversion: Conversion, name: str) -> Iterator[Found]:
     old = diffs.lines_of(conversion.old_text)
     new = diffs.lines_of(conversion.new_text)
     hunks = diffs.hunks(list(diffs.rows(old, new)), conversion.edits) if conversion.edits else []
-    imports = [hunk for hunk in hunks if any(new[number - 1].startswith(_IMPORT) for number in hunk.new)]
     for edit in conversion.edits:
         own = [hunk for hunk in hunks if edit in hunk.edits]
         place = _placed(edit.span, conversion, old)
         becomes = tuple(new[number - 1] for hunk in own for number in hunk.new)
-        parts = [] if conversion.places else [*imports, *own]
-        fix = tuple(dict.fromkeys(_replacement(hunk, new) for hunk in parts))
         known = rule(edit.rule)
         effect = known.effect_of(edit) if known else edit.rule
         said = _said(edit, old)
-        yield Found(name, rule=edit.rule, kind=CHANGE, message=said, becomes=becomes, fix=fix, effect=effect, **place)
+        yield Found(name, rule=edit.rule, kind=CHANGE, message=said, becomes=becomes, effect=effect, **place)
     for note in conversion.notes:
         kind = REFUSED if conversion.refused else NOTE
         message = f"{note.what}; {note.todo}"
@@ -124,12 +108,6 @@ def _placed(span: Span, conversion: Conversion, lines: Sequence[str]) -> dict[st
     numbered = [(n, (cell, n) if places is None else places.of(n)) for n in near]
     source = tuple((place[1], lines[n - 1]) for n, place in numbered if place[0] == cell)
     return {"cell": cell, "line": shown, "column": column + 1, "end_column": last + 1, "source": source}
-
-
-def _replacement(hunk: Hunk, new: Sequence[str]) -> Replacement:
-    start = min(hunk.old, default=hunk.above + 1)
-    end = max(hunk.old, default=hunk.above) + 1
-    return Replacement(start, end, "".join(f"{new[number - 1]}\n" for number in hunk.new))
 
 
 def _said(edit: Edit, lines: Sequence[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections import Counter
@@ -21,8 +20,6 @@ JSON_VERSION = 1
 _SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
 _LEVELS = {"change": "note", "note": "warning", "refused": "error"}
 _WORDS = {"change": "to change", "note": "for a person", "refused": "refused"}
-#: Where services that show findings in a pull request have the repository; they want names from there.
-_TOPS = ("GITHUB_WORKSPACE",)
 
 
 def _in_file(each: Found) -> Found:
@@ -121,20 +118,10 @@ def _escaped(text: str, more: str = "") -> str:
 
 
 def _from_the_top(file: str) -> str:
-    """A file's name as seen from the top of the repository, with `/` between folders."""
-    tops = [os.path.abspath(folder) for folder in map(os.environ.get, _TOPS) if folder]
-    place = os.path.abspath(file)
-    top = next((each for each in tops if place.startswith(os.path.join(each, ""))), None)
-    return (file if top is None else os.path.relpath(place, top)).replace(os.sep, "/")
-
-
-def _marks(found: Sequence[Found]) -> Iterator[str]:
-    """By which a finding is known again, though lines were added above it: what it is, and which of several such."""
-    seen: Counter[tuple[str, ...]] = Counter()
-    for each in found:
-        what = (_from_the_top(each.file), each.rule, each.kind, each.message)
-        seen[what] += 1
-        yield hashlib.sha256(repr((what, seen[what])).encode()).hexdigest()
+    """A file's name as seen from the top of the repository, where GitHub says that; with `/` between folders."""
+    top = os.environ.get("GITHUB_WORKSPACE")
+    is_inside = top is not None and os.path.abspath(file).startswith(os.path.join(os.path.abspath(top), ""))
+    return (os.path.relpath(file, top) if is_inside else file).replace(os.sep, "/")
 
 
 def as_sarif(found: Sequence[Found]) -> str:
@@ -152,12 +139,12 @@ def as_sarif(found: Sequence[Found]) -> str:
         if rule.id in named
     ]
     tool = {"driver": {"name": "dp2ddp", "version": __version__, "rules": rules}}
-    results = [_result(each, mark) for each, mark in zip(found, _marks(found))]
+    results = [*map(_result, found)]
     run = {"tool": tool, "columnKind": "unicodeCodePoints", "results": results}
     return json.dumps({"$schema": _SARIF, "version": "2.1.0", "runs": [run]}, indent=2)
 
 
-def _result(each: Found, mark: str) -> dict[str, Any]:
+def _result(each: Found) -> dict[str, Any]:
     from urllib.parse import quote
 
     name = os.fsencode(_from_the_top(each.file))
@@ -169,23 +156,6 @@ def _result(each: Found, mark: str) -> dict[str, Any]:
         "level": _LEVELS[each.kind],
         "message": {"text": each.message},
         "locations": [{"physicalLocation": {"artifactLocation": file, "region": region}}],
-        "partialFingerprints": {"dp2ddp/v1": mark},
-        **({"fixes": [_fix(each, file)]} if each.fix else {}),
-    }
-
-
-def _fix(each: Found, file: Mapping[str, str]) -> dict[str, Any]:
-    """Whole lines, from the first column of one to the first column of another."""
-    replacements = [
-        {
-            "deletedRegion": {"startLine": part.line, "startColumn": 1, "endLine": part.end, "endColumn": 1},
-            "insertedContent": {"text": part.text},
-        }
-        for part in each.fix
-    ]
-    return {
-        "description": {"text": "One of the changes that belong together; `dp2ddp convert` makes all of them."},
-        "artifactChanges": [{"artifactLocation": file, "replacements": replacements}],
     }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,7 +14,7 @@ from dp2ddp.notebook.notebook import LineMap
 from dp2ddp.project.modules import Layout
 from dp2ddp.rewrite.apply import apply
 from dp2ddp.rewrite.edits import Edit, InsertBefore, Note, at
-from dp2ddp.rules import Options, all_rules, check_ignored
+from dp2ddp.rules import Options, all_rules
 from dp2ddp.rules.unsupported import NOTHING
 from dp2ddp.source import syntax
 from dp2ddp.source.program import File, ParsedProgram, link
@@ -63,7 +62,7 @@ def convert_source(text: str, filename: str, options: Options) -> Conversion:
         filename: for messages only.
 
     Raises:
-        BadInput: no Python, a script that sets up distributed training itself, or an unknown rule in `options`.
+        BadInput: no Python, or a script that sets up distributed training itself.
         EditError: a mistake in dp2ddp.
     """
     return convert_files({filename: text}, [filename], options)[filename]
@@ -82,7 +81,6 @@ def convert_files(files: Mapping[str, str], entries: Sequence[str], options: Opt
     Raises:
         BadInput, EditError: as for `convert_source`; names the file.
     """
-    check_rules(options)
     source, texts, read = linked(files, entries)
     try:
         done = _conversions(source, read, options)
@@ -127,8 +125,6 @@ def _conversions(source: ParsedProgram, texts: Mapping[str, str], options: Optio
         }
     _refuse(source, options)
     planned = plan(source, options)
-    if sys.version_info < (3, 10):
-        _refuse_misplaced(source, planned.edits)
     return {file.name: _convert_file(file, texts[file.name], source, planned, options) for file in source.files}
 
 
@@ -148,7 +144,7 @@ def _refuse(source: ParsedProgram, options: Options) -> None:
             found = _beside_ddp(source, options) if beside else []
             if found == []:
                 raise
-            start = own_ddp.how_to_start(source.files)
+            start = own_ddp.AS_BEFORE
             if found is None:
                 todo = f"{start}; there is no nn.DataParallel to convert beside it"
             else:
@@ -219,16 +215,6 @@ def _convert_file(file: File, original: str, source: ParsedProgram, planned: Pla
     )
 
 
-def check_rules(options: Options) -> None:
-    """Checks the rule ids that the user gave.
-
-    Raises:
-        BadInput: there is no such rule, or the others need it.
-    """
-    for rule_id in sorted(options.ignore):
-        check_ignored(rule_id, "--ignore")
-
-
 def _comment(note: Note, file: File, source: ParsedProgram) -> InsertBefore:
     """The note as a comment above the statement that it is about, or above the one around it that begins a line."""
     statements = (n for n in ast.walk(file.tree) if isinstance(n, ast.stmt))
@@ -238,25 +224,6 @@ def _comment(note: Note, file: File, source: ParsedProgram) -> InsertBefore:
     around = (span for span in around if not file.lines[span.start.line - 1][: span.start.column].strip())
     statement = max((span for span in around if span.contains(note.span)), default=note.span)
     return InsertBefore(note.rule, statement, note.what, [f"# dp2ddp: {note.rule}: {note.what}; {note.todo}"])
-
-
-def _refuse_misplaced(source: ParsedProgram, edits: Sequence[Edit]) -> None:
-    """Python 3.9 gives wrong columns for what stands in an f-string of several lines.
-
-    Raises:
-        BadInput: one of the edits may be there.
-    """
-    strings = [node for node in source.nodes if isinstance(node, ast.JoinedStr) and node.lineno != node.end_lineno]
-    for span in (source.span(node) for node in strings if re.search("\"{3}|'{3}", source.segment(node))):
-        for edit in edits:
-            if span.start < edit.span.start and edit.span.start.line <= span.end.line:
-                file = source.file_of_line(edit.span.start.line)
-                raise BadInput(
-                    file.name,
-                    line=edit.span.start.line - file.before,
-                    what="Python 3.9 does not tell where in an f-string of several lines an expression stands",
-                    todo="run dp2ddp with Python 3.10 or later; the conversion runs with 3.9, too",
-                )
 
 
 def _rewrite(text: str, filename: str, edits: Sequence[Edit]) -> str:

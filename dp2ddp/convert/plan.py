@@ -2,7 +2,7 @@
 
 `# dp2ddp: ignore[DDP011]` behind a line leaves its edits of that rule to a person; without rules, all of them. As with
 `--ignore`, each becomes a note, and what the other rules need can't be left out: so no comment makes a conversion wrong
-in silence. A comment that leaves nothing out is noted, too.
+in silence.
 """
 
 from __future__ import annotations
@@ -11,23 +11,20 @@ import io
 import re
 import tokenize
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from dp2ddp.analysis.catalogue import Catalogue
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.errors import BadInput
 from dp2ddp.project import wrapcalls
 from dp2ddp.rewrite.edits import Edit, Finding, Note
-from dp2ddp.rules import Decisions, Options, all_rules, check_ignored, rule
+from dp2ddp.rules import Options, all_rules, check_ignored, rule
 from dp2ddp.rules.launch import LaunchRule
 from dp2ddp.source.program import File, ParsedProgram
 from dp2ddp.source.spans import Span
 
-#: What stands in a rule's place where a note is about a comment.
-_UNUSED = "unused"
 _COMMENT = re.compile(r"(?:^|\s)#\s*dp2ddp:\s*ignore\b(?P<rest>.*)")
 _RULES = re.compile(r"\s*\[(?P<rules>[^\]]*)\]")
-_LOST = re.compile(r"\s*[:=(\[]?\s*(?P<rule>DDP\d+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -53,21 +50,17 @@ def plan(source: ParsedProgram, options: Options) -> Plan:
     return decide(Facts(source, allow_ddp=options.allow_ddp, sync_bn=options.sync_bn, catalogue=catalogue), options)
 
 
-_NOTHING_ASKED = Decisions(Options(), {})
-
-
 def decide(facts: Facts, options: Options) -> Plan:
     """Plan the conversion of a program of which the facts are at hand."""
     if not facts.entries:  # but for what may mean DataParallel, as nobody can tell
-        told = (each for rule in all_rules() if rule.explains for each in rule.edits(facts, _NOTHING_ASKED))
+        told = (each for rule in all_rules() if rule.explains for each in rule.edits(facts, options))
         return Plan(notes=[each for each in told if isinstance(each, Note)])
     # Half a conversion would train something else: where one wrap can't be converted, none is.
     wanted = [each for each in all_rules() if options.runs(each.id) and (facts.wraps_models or each.always)]
     rules = [each for each in all_rules() if each.explains or (each in wanted and not facts.blockers)]
-    decisions = Decisions(options, {k: v for each in rules for k, v in each.wrap_keywords(facts, options).items()})
     findings: list[Finding] = []
     for each in rules:
-        findings += each.edits(facts, decisions)
+        findings += each.edits(facts, options)
     trials = [facts.span(node) for tree in facts.modules for node in tree.body if facts.is_trial(node)]
     findings = [each for each in findings if _is_about(facts, each, trials)]
     findings = [_ignored(finding) if finding.rule in options.ignore else finding for finding in findings]
@@ -94,25 +87,21 @@ def _ignored(finding: Finding) -> Note:
     return Note(finding.rule, finding.span, f"left as it is by --ignore: {finding.reason}", todo)
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
 class _Comment:
     """One comment. Its lines are counted through the program, as those of findings.
 
     Attributes:
         file: in which it stands.
         line: where.
-        column: from 0.
         statement: the first and the last line of the statement (its head, if it has a block) on which it stands.
         rules: those that it names; empty for all.
-        used: those of which it left an edit out.
     """
 
     file: File
     line: int
-    column: int
     statement: tuple[int, int]
     rules: Sequence[str]
-    used: set[str] = field(default_factory=set)
 
     def is_about(self, edit: Edit) -> bool:
         """Whether an edit is on its line; behind a statement of several lines it is about all of them."""
@@ -133,7 +122,7 @@ class _Comment:
 
 
 def _without_commented(findings: Iterable[Finding], source: ParsedProgram) -> list[Finding]:
-    """The findings, with notes in the place of edits that comments leave to a person, and on comments without use.
+    """The findings, with notes in the place of edits that comments leave to a person.
 
     Raises:
         BadInput: a comment names no rule, or leaves out what the other rules need.
@@ -141,8 +130,7 @@ def _without_commented(findings: Iterable[Finding], source: ParsedProgram) -> li
     comments = [comment for file in source.files for comment in _comments(file)]
     if not comments:
         return list(findings)
-    found = [_left_out(finding, comments) for finding in findings]
-    return [*found, *(note for comment in comments for note in _unused(comment))]
+    return [_left_out(finding, comments) for finding in findings]
 
 
 def _left_out(finding: Finding, comments: Sequence[_Comment]) -> Finding:
@@ -157,31 +145,21 @@ def _left_out(finding: Finding, comments: Sequence[_Comment]) -> Finding:
             what=f"{finding.rule} can't be left out here ({asked.title})",
             todo="name the rules to ignore: # dp2ddp: ignore[...]",
         )
-    comment.used.add(finding.rule)
     what = f"left as it is by `{comment.text}`: {finding.reason}"
     return Note(finding.rule, finding.span, what, "do it by hand, or take the comment away")
-
-
-def _unused(comment: _Comment) -> Iterator[Note]:
-    span = Span.of(comment.line, comment.column, comment.line, comment.column + 1)
-    if not comment.rules and not comment.used:
-        yield Note(_UNUSED, span, f"`{comment.text}` leaves nothing out: no rule changes this line", "take it away")
-    for each in comment.rules:
-        if each not in comment.used:
-            yield Note(_UNUSED, span, f"`{comment.text}` leaves out no edit of {each} on this line", "take it away")
 
 
 def _comments(file: File) -> Iterator[_Comment]:
     if "dp2ddp:" not in file.text:
         return
     first: int | None = None
-    inside: list[tuple[int, int, str]] = []
+    inside: list[tuple[int, str]] = []
     text = "\n".join(file.lines)
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             match = _COMMENT.search(token.string)
             if match:
-                inside.append((token.start[0], token.start[1], match["rest"]))
+                inside.append((token.start[0], match["rest"]))
         elif token.type in (tokenize.NEWLINE, tokenize.NL) and (token.type == tokenize.NEWLINE or first is None):
             yield from _of_statement(file, first or token.start[0], token.start[0], inside)
             first, inside = None, []
@@ -189,19 +167,15 @@ def _comments(file: File) -> Iterator[_Comment]:
             first = token.start[0]
 
 
-def _of_statement(file: File, first: int, last: int, found: Iterable[tuple[int, int, str]]) -> Iterator[_Comment]:
-    for line, column, rest in found:
+def _of_statement(file: File, first: int, last: int, found: Iterable[tuple[int, str]]) -> Iterator[_Comment]:
+    for line, rest in found:
         statement = (file.before + first, file.before + last)
-        yield _Comment(file, file.before + line, column, statement, _named(rest, file.name, line))
+        yield _Comment(file, file.before + line, statement, _named(rest, file.name, line))
 
 
 def _named(rest: str, file: str, line: int) -> list[str]:
     """The rules that a comment names behind ``ignore``; none for all."""
     listed = _RULES.match(rest)
-    lost = _LOST.match(rest)
-    if listed is None and lost is not None:
-        meant = f"write # dp2ddp: ignore[{lost['rule'].upper()}]"
-        raise BadInput(file, line=line, what="a rule to ignore stands in square brackets", todo=meant)
     if listed is None:
         return []
     names = [name.strip() for name in listed["rules"].split(",") if name.strip()]

@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from click import style
@@ -19,7 +18,6 @@ from dp2ddp.convert.job import Job
 from dp2ddp.convert.pipeline import Conversion
 from dp2ddp.convert.running import how_to_run
 from dp2ddp.errors import BadInput
-from dp2ddp.project import vendor
 
 #: What is said of a script that was asked for, and that needs no conversion.
 IDLE = "never wraps a model, and stays as it is"
@@ -138,9 +136,7 @@ def of_job(job: Job, outputs: Mapping[str, str]) -> Report:
     written = (
         None if tree is None or not job.request.writes or outcome.is_refused else job.request.output or str(tree.root)
     )
-    beside = [Path(place).parent for path in started for place in (outputs.get(path), shown(path)) if place]
-    beside += [Path(top) for top in (tree and tree.root, written) if top]
-    warnings = [*map(job.names.renamed, job.warnings), *vendor.older(beside)]
+    warnings = [job.names.renamed(each) for each in job.warnings]
     return Report(job, [*map(file, started)], [*map(file, files)], written, warnings)
 
 

@@ -91,8 +91,8 @@ def _write_in_place(job: Job) -> dict[str, str]:
     beside = _runtime_folders(job, job.place)
     for path in contents:
         text_files.check_writable(path)
-    with vendor.copied(beside):
-        placing.write(contents)
+    vendor.copy_all(beside)
+    placing.write(contents)
     written = job.outcome.conversions if job.tree is not None else job.changed()
     return {path: str(job.place(path)) for path in written}
 

@@ -9,8 +9,8 @@ import codecs
 import io
 import json
 import os
-import re
 import sys
+import tokenize
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,8 +21,6 @@ LONGEST = 64 << 20
 _CHUNK = 1 << 20
 #: The name that stands for standard input and standard output.
 STANDARD = "-"
-_COOKIE = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
-_BLANK = re.compile(rb"^[ \t\f]*(?:#|\r?\n|$)")
 _WIDE_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
 
 
@@ -66,19 +64,17 @@ class TextFile:
         name: how messages call it; ``<stdin>`` for standard input.
         path: where it lies; None for standard input.
         text: its source, newlines as they are, without byte order mark.
-        encoding: by which it was decoded.
-        has_mark: whether it began with a UTF-8 byte order mark.
+        encoding: by which it was decoded; ``utf-8-sig`` for UTF-8 behind a byte order mark.
     """
 
     name: str
     path: Path | None
     text: str
     encoding: str = "utf-8"
-    has_mark: bool = False
 
     def encode(self, text: str) -> bytes:
         """`text` as bytes, in the way that this file has its own."""
-        return (codecs.BOM_UTF8 if self.has_mark else b"") + text.encode(self.encoding)
+        return text.encode(self.encoding)
 
 
 def read(name: str) -> TextFile:
@@ -114,26 +110,24 @@ def decode(data: bytes, name: str, path: Path | None) -> TextFile:
         raise BadInput(name, what="UTF-16 or UTF-32, which Python doesn't read", todo="save it as UTF-8")
     if b"\0" in data:
         raise BadInput(name, what="a binary file, not a Python script")
-    has_mark = data.startswith(codecs.BOM_UTF8)
-    body = data[len(codecs.BOM_UTF8) :] if has_mark else data
-    encoding = _encoding(body, name, has_mark)
     try:
-        text = body.decode(encoding)
+        # (What is no UTF-8 is left to `decode`, which knows where it is.)
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data.decode("utf-8", "replace").encode()).readline)
+        text = data.decode(encoding)
+    except (SyntaxError, LookupError) as error:
+        raise BadInput(name, what=f"{error}", todo="save it as UTF-8, and say no other encoding") from None
     except UnicodeDecodeError as error:
-        line = body.count(b"\n", 0, error.start) + 1
+        line = data.count(b"\n", 0, error.start) + 1
+        todo = "save it as UTF-8, or name its encoding in its first line: # -*- coding: latin-1 -*-"
         raise BadInput(
-            name,
-            line=line,
-            column=len(body[body.rfind(b"\n", 0, error.start) + 1 : error.start].decode(encoding)) + 1,
-            what=f"the byte 0x{body[error.start]:02x} is not {encoding}",
-            todo="save it as UTF-8, or name its encoding in its first line: # -*- coding: latin-1 -*-",
+            name, line=line, what=f"the byte 0x{data[error.start]:02x} is not {encoding}", todo=todo
         ) from None
-    if text.encode(encoding) != body:
+    if text.encode(encoding) != data:
         raise BadInput(name, what=f"the encoding {encoding} can't be written back unchanged", todo="save it as UTF-8")
     if _is_notebook(text):
         todo = "give it by a name that ends in .ipynb"
         raise BadInput(name, what="a notebook, not a script", todo=todo)
-    return TextFile(name, path, text, encoding, has_mark)
+    return TextFile(name, path, text, encoding)
 
 
 def check_output(output: str, source: TextFile, *, force: bool) -> None:
@@ -179,27 +173,6 @@ def check_writable(path: Path) -> None:
 def is_special(path: Path) -> bool:
     """Whether a device, a pipe or the like is there."""
     return path.exists() and not path.is_file() and not path.is_dir()
-
-
-def _encoding(body: bytes, name: str, has_mark: bool) -> str:
-    """What the file says its encoding is (PEP 263), UTF-8 if it says nothing."""
-    lines = body.split(b"\n", 2)[:2]
-    if len(lines) == 2 and not _BLANK.match(lines[0]):
-        lines.pop()
-    for number, line in enumerate(lines, start=1):
-        match = _COOKIE.match(line)
-        if match is None:
-            continue
-        cookie = match.group(1).decode("ascii", "replace")
-        try:
-            encoding = codecs.lookup(cookie).name
-            "x".encode(encoding)  # fails for what is no text encoding, such as rot13
-        except LookupError:
-            raise BadInput(name, line=number, what=f"unknown encoding {cookie!r}", todo="save it as UTF-8") from None
-        if has_mark and encoding not in ("utf-8", "utf-8-sig"):
-            raise BadInput(name, line=number, what=f"says {cookie!r}, but begins with a UTF-8 byte order mark")
-        return "utf-8" if encoding == "utf-8-sig" else encoding
-    return "utf-8"
 
 
 def _is_notebook(text: str) -> bool:

@@ -9,9 +9,9 @@ import re
 from functools import lru_cache
 
 from dp2ddp.errors import BadInput, suggestion
-from dp2ddp.rules.base import Decisions, Example, Options, Rule
+from dp2ddp.rules.base import Example, Options, Rule
 
-__all__ = ["Decisions", "Example", "Options", "Rule", "all_rules", "check_ignored", "known_id", "rule"]
+__all__ = ["Example", "Options", "Rule", "all_rules", "check_ignored", "known_id", "rule"]
 
 
 @lru_cache(maxsize=1)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
 from dp2ddp.rewrite.edits import Edit, Finding
 
@@ -40,36 +40,31 @@ class Options:
         return not self.select or rule_id in self.select
 
 
-class Decisions(NamedTuple):
-    """What is decided for the whole program before any rule is asked for edits.
-
-    Attributes:
-        options: what the user asked for.
-        wrap_keywords: the keyword arguments (name and source) that every `ddp.wrap_model(...)` gets.
-    """
-
-    options: Options
-    wrap_keywords: Mapping[str, str]
-
-
 @dataclass(frozen=True)
 class Example:
-    """A whole small script before and after the rule, with that rule selected, and the rules in `also`.
+    """A whole small script, and what becomes of it with that rule selected, and the rules in `also`.
 
-    Without an `after` the script stays as it is.
+    Attributes:
+        unchanged: a script that stays as it is.
+        diff: of any other all lines: a space in front of what stays, `-` of what goes, `+` of what comes.
     """
 
-    before: str
-    after: str = ""
+    unchanged: str = ""
+    diff: str = ""
     also: tuple[str, ...] = ()
     sync_bn: bool = False
     allow_ddp: bool = False
     rows: bool = False
 
     @property
+    def before(self) -> str:
+        """The script."""
+        return self.unchanged or _one_side(self.diff, "+")
+
+    @property
     def converted(self) -> str:
         """What becomes of the script."""
-        return self.after or self.before
+        return self.unchanged or _one_side(self.diff, "-")
 
     def options(self, rule_id: str) -> Options:
         """What the example is converted with: its own rule, the others that it needs, and its flags."""
@@ -80,6 +75,11 @@ class Example:
             allow_ddp=self.allow_ddp,
             rows=self.rows,
         )
+
+
+def _one_side(diff: str, other: str) -> str:
+    """The lines of a diff but those of the other side."""
+    return "".join(line if line == "\n" else line[1:] for line in diff.splitlines(keepends=True) if line[0] != other)
 
 
 class Rule(ABC):
@@ -96,7 +96,7 @@ class Rule(ABC):
             where no other rule is.
         always: whether it is for programs that wrap no model, too.
         examples: what it changes, or notes; at least one. Run as tests, shown by ``dp2ddp rules ID``.
-        valid: what it leaves alone, where a reader may expect otherwise; at least one, without `after`. Tests, too.
+        valid: what it leaves alone, where a reader may expect otherwise; at least one, unchanged. Tests, too.
     """
 
     id: ClassVar[str]
@@ -110,13 +110,9 @@ class Rule(ABC):
     valid: ClassVar[tuple[Example, ...]] = ()
 
     @abstractmethod
-    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         """The edits and notes that this rule asks for, in the order of the source."""
 
     def effect_of(self, edit: Edit) -> str:
         """What an edit makes of the script, where that isn't the same for all of them."""
         return self.effect
-
-    def wrap_keywords(self, facts: Facts, options: Options) -> dict[str, str]:
-        """The keyword arguments (name and source) that this rule adds to every `ddp.wrap_model(...)`."""
-        return {}

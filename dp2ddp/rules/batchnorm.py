@@ -7,10 +7,7 @@ from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, Note, RemoveStatement
-from dp2ddp.rules.base import Decisions, Example, Options, Rule
-
-# What has the same value a few lines further up.
-_PLAIN = (ast.Name, ast.Attribute, ast.Constant, ast.BoolOp, ast.UnaryOp, ast.boolop, ast.unaryop, ast.expr_context)
+from dp2ddp.rules.base import Example, Options, Rule
 
 
 class BatchNormRule(Rule):
@@ -30,61 +27,25 @@ class BatchNormRule(Rule):
         Example(
             also=("DDP002",),
             sync_bn=True,
-            before="""\
-import torch.nn as nn
+            diff="""\
+ import torch.nn as nn
++import dp2ddp_runtime as ddp
 
-net = nn.DataParallel(nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)))
-""",
-            after="""\
-import torch.nn as nn
-import dp2ddp_runtime as ddp
-
-net = ddp.wrap_model(nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)), sync_bn=True)
+-net = nn.DataParallel(nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)))
++net = ddp.wrap_model(nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)), sync_bn=True)
 """,
         ),
         Example(
             also=("DDP002",),
             sync_bn=True,
-            before="""\
-import torch.nn as nn
-from sync_batchnorm import SynchronizedBatchNorm1d, patch_replication_callback
+            diff="""\
+ import torch.nn as nn
+ from sync_batchnorm import SynchronizedBatchNorm1d, patch_replication_callback
++import dp2ddp_runtime as ddp
 
-net = nn.DataParallel(nn.Sequential(nn.Linear(4, 2), SynchronizedBatchNorm1d(2)))
-patch_replication_callback(net)
-""",
-            after="""\
-import torch.nn as nn
-from sync_batchnorm import SynchronizedBatchNorm1d, patch_replication_callback
-import dp2ddp_runtime as ddp
-
-net = ddp.wrap_model(nn.Sequential(nn.Linear(4, 2), SynchronizedBatchNorm1d(2)), sync_bn=True)
-""",
-        ),
-        Example(
-            also=("DDP002",),
-            sync_bn=True,
-            before="""\
-import argparse
-import torch.nn as nn
-from sync_batchnorm import SynchronizedBatchNorm1d, patch_replication_callback
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--sync", action="store_true")
-args = parser.parse_args()
-net = nn.DataParallel(nn.Sequential(nn.Linear(4, 2), SynchronizedBatchNorm1d(2)))
-if args.sync:
-    patch_replication_callback(net)
-""",
-            after="""\
-import argparse
-import torch.nn as nn
-from sync_batchnorm import SynchronizedBatchNorm1d, patch_replication_callback
-import dp2ddp_runtime as ddp
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--sync", action="store_true")
-args = parser.parse_args()
-net = ddp.wrap_model(nn.Sequential(nn.Linear(4, 2), SynchronizedBatchNorm1d(2)), sync_bn=args.sync)
+-net = nn.DataParallel(nn.Sequential(nn.Linear(4, 2), SynchronizedBatchNorm1d(2)))
+-patch_replication_callback(net)
++net = ddp.wrap_model(nn.Sequential(nn.Linear(4, 2), SynchronizedBatchNorm1d(2)), sync_bn=True)
 """,
         ),
     )
@@ -97,8 +58,8 @@ net = nn.DataParallel(nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)))
 """),
     )
 
-    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
-        for call in facts.replicas.patches if decisions.options.sync_bn else ():
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+        for call in facts.replicas.patches if options.sync_bn else ():
             span, name = facts.source.span(call), facts.source.brief(call.func)
             removed: ast.AST = facts.source.statement(call)
             choice = facts.source.parent(removed)
@@ -109,27 +70,6 @@ net = nn.DataParallel(nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)))
                 self.id,
                 span,
                 f"`{name}` synchronised the BatchNorm layers that are made for it; now torch's SyncBatchNorm takes the "
-                "place of all BatchNorm layers of the model, and rounds in another way",
+                "place of all BatchNorm layers of the model, on each run, and rounds in another way",
                 "check that no other BatchNorm layer is to keep each replica's own statistics",
             )
-
-    def wrap_keywords(self, facts: Facts, options: Options) -> dict[str, str]:
-        if not options.sync_bn:
-            return {}
-        conditions = {_condition(facts, call) for call in facts.replicas.patches}
-        return {"sync_bn": conditions.pop() if len(conditions) == 1 else "True"}
-
-
-def _condition(facts: Facts, patch: ast.Call) -> str:
-    """The condition of telling replicas of each other, as an expression that holds where models are wrapped, too."""
-    source = facts.source
-    wraps = facts.wraps.models
-    around = {above for wrap in wraps for above in source.ancestors(wrap)}
-    choices = [above for above in source.ancestors(patch) if isinstance(above, ast.If) and above not in around]
-    together = all(source.function(wrap) is source.function(patch) for wrap in wraps)
-    if len(choices) != 1 or not together or not any(patch in ast.walk(part) for part in choices[0].body):
-        return "True"
-    test = choices[0].test
-    return (
-        " ".join(source.segment(test).split()) if all(isinstance(part, _PLAIN) for part in ast.walk(test)) else "True"
-    )

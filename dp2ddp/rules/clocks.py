@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
-from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.rules.base import Example, Options, Rule
 from dp2ddp.source.nodes import given_to, last_name
 
 # Values of a rank's own that are timers, as a rule; a seed that is made of one is rank 0's.
@@ -31,31 +31,21 @@ class ClocksRule(Rule):
     )
     examples = (
         Example(
-            before="""\
-import os
-import time
-import torch
-import torch.nn as nn
+            diff="""\
+ import os
+ import time
+ import torch
+ import torch.nn as nn
++import dp2ddp_runtime as ddp
 
-torch.manual_seed(int(time.time()))
-net = nn.DataParallel(nn.Linear(4, 2))
-run_dir = os.path.join("runs", time.strftime("%m-%d_%H-%M-%S"))
-os.makedirs(run_dir)
-net.load_state_dict(torch.load(os.path.join(run_dir, "net.pt")))
-""",
-            after="""\
-import os
-import time
-import torch
-import torch.nn as nn
-import dp2ddp_runtime as ddp
-
-torch.manual_seed(int(ddp.broadcast(time.time())))
-net = nn.DataParallel(nn.Linear(4, 2))
-run_dir = os.path.join("runs", ddp.broadcast(time.strftime("%m-%d_%H-%M-%S")))
-os.makedirs(run_dir)
-net.load_state_dict(torch.load(os.path.join(run_dir, "net.pt")))
-""",
+-torch.manual_seed(int(time.time()))
++torch.manual_seed(int(ddp.broadcast(time.time())))
+ net = nn.DataParallel(nn.Linear(4, 2))
+-run_dir = os.path.join("runs", time.strftime("%m-%d_%H-%M-%S"))
++run_dir = os.path.join("runs", ddp.broadcast(time.strftime("%m-%d_%H-%M-%S")))
+ os.makedirs(run_dir)
+ net.load_state_dict(torch.load(os.path.join(run_dir, "net.pt")))
+"""
         ),
     )
     valid = (
@@ -73,7 +63,7 @@ print(time.time() - start)
 """),
     )
 
-    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         shared: list[ast.Call] = []
         for call in facts.source.calls:
             path = facts.qualified(call.func)

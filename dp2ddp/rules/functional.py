@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Edit, Finding, RemoveStatement, ReplaceExpr
-from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.rules.base import Example, Options, Rule
 
 
 class FunctionalRule(Rule):
@@ -24,60 +24,39 @@ class FunctionalRule(Rule):
     essential = True
     examples = (
         Example(
-            before="""\
-import torch.nn as nn
-import torch.nn.parallel
+            diff="""\
+ import torch.nn as nn
+ import torch.nn.parallel
++import dp2ddp_runtime as ddp
 
-class Generator(nn.Module):
-    def __init__(self, ngpu):
-        super().__init__()
-        self.ngpu = ngpu
-        self.main = nn.Linear(4, 2)
+ class Generator(nn.Module):
+     def __init__(self, ngpu):
+         super().__init__()
+         self.ngpu = ngpu
+         self.main = nn.Linear(4, 2)
 
-    def forward(self, x):
-        if x.is_cuda and self.ngpu > 1:
-            return nn.parallel.data_parallel(self.main, x, range(self.ngpu))
-        return self.main(x)
-""",
-            after="""\
-import torch.nn as nn
-import torch.nn.parallel
-import dp2ddp_runtime as ddp
-
-class Generator(nn.Module):
-    def __init__(self, ngpu):
-        super().__init__()
-        self.ngpu = ngpu
-        self.main = nn.Linear(4, 2)
-
-    def forward(self, x):
-        if x.is_cuda and self.ngpu > 1:
-            return ddp.data_parallel(self.main, x, range(self.ngpu))
-        return self.main(x)
-""",
+     def forward(self, x):
+         if x.is_cuda and self.ngpu > 1:
+-            return nn.parallel.data_parallel(self.main, x, range(self.ngpu))
++            return ddp.data_parallel(self.main, x, range(self.ngpu))
+         return self.main(x)
+"""
         ),
         Example(
-            before="""\
-import torch.nn as nn
+            diff="""\
+ import torch.nn as nn
++import dp2ddp_runtime as ddp
 
-def data_parallel(module, input, device_ids, output_device):
-    if not device_ids:
-        return module(input)
-    replicas = nn.parallel.replicate(module, device_ids)
-    inputs = nn.parallel.scatter(input, device_ids)
-    replicas = replicas[:len(inputs)]
-    outputs = nn.parallel.parallel_apply(replicas, inputs)
-    return nn.parallel.gather(outputs, output_device)
-""",
-            after="""\
-import torch.nn as nn
-import dp2ddp_runtime as ddp
-
-def data_parallel(module, input, device_ids, output_device):
-    if not device_ids:
-        return module(input)
-    return ddp.data_parallel(module, input)
-""",
+ def data_parallel(module, input, device_ids, output_device):
+     if not device_ids:
+         return module(input)
+-    replicas = nn.parallel.replicate(module, device_ids)
+-    inputs = nn.parallel.scatter(input, device_ids)
+-    replicas = replicas[:len(inputs)]
+-    outputs = nn.parallel.parallel_apply(replicas, inputs)
+-    return nn.parallel.gather(outputs, output_device)
++    return ddp.data_parallel(module, input)
+"""
         ),
     )
     valid = (
@@ -94,7 +73,7 @@ net = data_parallel(nn.Linear(4, 2), [0, 1])
     def effect_of(self, edit: Edit) -> str:
         return "takes away what nobody uses any more" if isinstance(edit, RemoveStatement) else self.effect
 
-    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         reason = "splits the inputs over the ranks and gathers the outputs"
         for call in facts.wraps.functional:
             written = facts.wraps.written_out.get(call)

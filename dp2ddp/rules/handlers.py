@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, Note
-from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.rules.base import Example, Options, Rule
 from dp2ddp.source.nodes import argument, keyword, last_name
 
 _THREADS = frozenset({"threading.Thread", "threading.Timer", "_thread.start_new_thread"})
@@ -47,8 +47,7 @@ class HandlersRule(Rule):
         "(`SIGALRM`) comes to each at another line. (Ctrl-C and other signals reach all ranks at the same step.)"
     )
     examples = (
-        Example(
-            before="""\
+        Example("""\
 import torch
 import torch.nn as nn
 
@@ -60,10 +59,8 @@ for _ in range(1000):
         if "out of memory" not in str(error):
             raise
         torch.cuda.empty_cache()
-""",
-        ),
-        Example(
-            before="""\
+"""),
+        Example("""\
 import torch
 import torch.nn as nn
 
@@ -74,10 +71,8 @@ for _ in range(100):
     except Exception as error:
         print(error)
         continue
-""",
-        ),
-        Example(
-            before="""\
+"""),
+        Example("""\
 import threading
 import torch
 import torch.nn as nn
@@ -88,8 +83,7 @@ def evaluate():
     print(net(torch.randn(8, 4)).sum())
 
 threading.Thread(target=evaluate).start()
-""",
-        ),
+"""),
     )
     valid = (
         Example("""\
@@ -106,7 +100,7 @@ print(net(torch.randn(8, 4)))
 """),
     )
 
-    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         told = set()
         for node in facts.source.nodes:
             kind = _kind(facts, node)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, Note
-from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.rules.base import Example, Options, Rule
 from dp2ddp.source.program import FUNCTIONS, FunctionNode
 
 _REGISTERING = frozenset(
@@ -27,8 +27,7 @@ class HooksRule(Rule):
         "whole; what a hook keeps is not."
     )
     examples = (
-        Example(
-            before="""\
+        Example("""\
 import torch
 import torch.nn as nn
 
@@ -40,8 +39,7 @@ def keep(module, inputs, output):
 net = nn.DataParallel(nn.Sequential(nn.Linear(4, 2), nn.ReLU()))
 net.module[0].register_forward_hook(keep)
 net(torch.randn(8, 4))
-""",
-        ),
+"""),
     )
     valid = (
         Example("""\
@@ -59,7 +57,7 @@ net(torch.randn(8, 4))
 """),
     )
 
-    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         told = set()
         for call in facts.source.calls:
             if not (isinstance(call.func, ast.Attribute) and call.func.attr in _REGISTERING and call.args):

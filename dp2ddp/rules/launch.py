@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, InsertAfter, InsertBefore
-from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.rules.base import Example, Options, Rule
 from dp2ddp.source.nodes import is_main_guard
 
 _REASON = "from here on this process can become the first of several"
@@ -32,96 +32,59 @@ class LaunchRule(Rule):
     essential = True
     examples = (
         Example(
-            before="""\
-import argparse
-import os
+            diff="""\
+ import argparse
+ import os
 
-import torch.nn as nn
+ import torch.nn as nn
++import dp2ddp_runtime as ddp
++
++ddp.setup()
 
-parser = argparse.ArgumentParser()
-args = parser.parse_args()
-os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"
-net = nn.DataParallel(nn.Linear(4, 2), device_ids=[0, 1])
-""",
-            after="""\
-import argparse
-import os
-
-import torch.nn as nn
-import dp2ddp_runtime as ddp
-
-ddp.setup()
-
-parser = argparse.ArgumentParser()
-args = parser.parse_args()
-os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"
-net = nn.DataParallel(nn.Linear(4, 2), device_ids=[0, 1])
-""",
+ parser = argparse.ArgumentParser()
+ args = parser.parse_args()
+ os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"
+ net = nn.DataParallel(nn.Linear(4, 2), device_ids=[0, 1])
+"""
         ),
         Example(
-            before="""\
-import os
-os.environ["CUDA_VISIBLE_DEVICES"] = "2,3"
-import torch.nn as nn
+            diff="""\
+ import os
+ os.environ["CUDA_VISIBLE_DEVICES"] = "2,3"
+ import torch.nn as nn
++import dp2ddp_runtime as ddp
++
++ddp.setup()
 
-def main():
-    net = nn.DataParallel(nn.Linear(4, 2))
+ def main():
+     net = nn.DataParallel(nn.Linear(4, 2))
 
-if __name__ == "__main__":
-    main()
-""",
-            after="""\
-import os
-os.environ["CUDA_VISIBLE_DEVICES"] = "2,3"
-import torch.nn as nn
-import dp2ddp_runtime as ddp
-
-ddp.setup()
-
-def main():
-    net = nn.DataParallel(nn.Linear(4, 2))
-
-if __name__ == "__main__":
-    main()
-""",
+ if __name__ == "__main__":
+     main()
+"""
         ),
         Example(
             allow_ddp=True,
             also=("DDP002",),
-            before="""\
-import argparse
-import torch.distributed as dist
-import torch.nn as nn
+            diff="""\
+ import argparse
+ import torch.distributed as dist
+ import torch.nn as nn
++import dp2ddp_runtime as ddp
++
++ddp.setup(beside_ddp=True)
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--distributed", action="store_true")
-args = parser.parse_args()
+ parser = argparse.ArgumentParser()
+ parser.add_argument("--distributed", action="store_true")
+ args = parser.parse_args()
 
-net = nn.Linear(4, 2)
-if args.distributed:
-    dist.init_process_group("nccl")
-    net = nn.parallel.DistributedDataParallel(net.cuda())
-else:
-    net = nn.DataParallel(net).cuda()
-""",
-            after="""\
-import argparse
-import torch.distributed as dist
-import torch.nn as nn
-import dp2ddp_runtime as ddp
-
-ddp.setup(beside_ddp=True)
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--distributed", action="store_true")
-args = parser.parse_args()
-
-net = nn.Linear(4, 2)
-if args.distributed:
-    dist.init_process_group("nccl")
-    net = nn.parallel.DistributedDataParallel(net.cuda())
-else:
-    net = ddp.wrap_model(net).cuda()
+ net = nn.Linear(4, 2)
+ if args.distributed:
+     dist.init_process_group("nccl")
+     net = nn.parallel.DistributedDataParallel(net.cuda())
+ else:
+-    net = nn.DataParallel(net).cuda()
++    net = ddp.wrap_model(net).cuda()
 """,
         ),
     )
@@ -136,7 +99,7 @@ if isinstance(net, nn.DataParallel):  # nothing is wrapped here: one process, as
 """),
     )
 
-    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         line = f"ddp.setup({'beside_ddp=True' * facts.beside_ddp})"
         for entry in (each for each in facts.entries if each.body):
             top = _top(facts, entry)

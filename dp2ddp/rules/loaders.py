@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.loaders import collates
 from dp2ddp.rewrite.edits import Edit, Finding, InsertAfter, Note, ReplaceExpr
-from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.rules.base import Example, Options, Rule
 from dp2ddp.source.nodes import argument, last_name
 
 _REASON = "each rank loads its rows of each batch; the batches themselves don't change"
@@ -33,105 +33,61 @@ class LoadersRule(Rule):
     )
     examples = (
         Example(
-            before="""\
-import torch
-import torch.nn as nn
-from torch.utils.data import DataLoader, TensorDataset
+            diff="""\
+ import torch
+ import torch.nn as nn
+ from torch.utils.data import DataLoader, TensorDataset
++import dp2ddp_runtime as ddp
 
-data = TensorDataset(torch.randn(100, 4), torch.zeros(100).long())
-loader = DataLoader(data, batch_size=16,
-                    shuffle=True)  # reshuffled every epoch
-net = nn.DataParallel(nn.Linear(4, 2))
-for x, y in loader:
-    nn.functional.cross_entropy(net(x), y).backward()
-""",
-            after="""\
-import torch
-import torch.nn as nn
-from torch.utils.data import DataLoader, TensorDataset
-import dp2ddp_runtime as ddp
-
-data = TensorDataset(torch.randn(100, 4), torch.zeros(100).long())
-loader = DataLoader(data, batch_size=16,
-                    shuffle=True)  # reshuffled every epoch
-loader = ddp.shard_loader(loader)
-net = nn.DataParallel(nn.Linear(4, 2))
-for x, y in loader:
-    nn.functional.cross_entropy(net(x), y).backward()
-""",
+ data = TensorDataset(torch.randn(100, 4), torch.zeros(100).long())
+ loader = DataLoader(data, batch_size=16,
+                     shuffle=True)  # reshuffled every epoch
++loader = ddp.shard_loader(loader)
+ net = nn.DataParallel(nn.Linear(4, 2))
+ for x, y in loader:
+     nn.functional.cross_entropy(net(x), y).backward()
+"""
         ),
         Example(
-            before="""\
-import torch.nn as nn
-from torch.utils.data import DataLoader
+            diff="""\
+ import torch.nn as nn
+ from torch.utils.data import DataLoader
++import dp2ddp_runtime as ddp
 
-class BaseLoader(DataLoader):
-    def __init__(self, data, batch_size):
-        self.name = "base"
-        super().__init__(data, batch_size, shuffle=True)
+ class BaseLoader(DataLoader):
+     def __init__(self, data, batch_size):
+         self.name = "base"
+         super().__init__(data, batch_size, shuffle=True)
++        ddp.shard_loader(self)
 
-def fit(loader, net):
-    for x, y in loader:
-        nn.functional.cross_entropy(net(x), y).backward()
+ def fit(loader, net):
+     for x, y in loader:
+         nn.functional.cross_entropy(net(x), y).backward()
 
-def make(config, module):
-    return getattr(module, config["loader"])(**config["arguments"])
+ def make(config, module):
+     return getattr(module, config["loader"])(**config["arguments"])
 
-net = nn.DataParallel(nn.Linear(4, 2))
-""",
-            after="""\
-import torch.nn as nn
-from torch.utils.data import DataLoader
-import dp2ddp_runtime as ddp
-
-class BaseLoader(DataLoader):
-    def __init__(self, data, batch_size):
-        self.name = "base"
-        super().__init__(data, batch_size, shuffle=True)
-        ddp.shard_loader(self)
-
-def fit(loader, net):
-    for x, y in loader:
-        nn.functional.cross_entropy(net(x), y).backward()
-
-def make(config, module):
-    return getattr(module, config["loader"])(**config["arguments"])
-
-net = nn.DataParallel(nn.Linear(4, 2))
-""",
+ net = nn.DataParallel(nn.Linear(4, 2))
+"""
         ),
         Example(
             rows=True,
-            before="""\
-import torch
-import torch.nn as nn
-from boxes import Data, box_loss
-from torch.utils.data import DataLoader
+            diff="""\
+ import torch
+ import torch.nn as nn
+ from boxes import Data, box_loss
+ from torch.utils.data import DataLoader
++import dp2ddp_runtime as ddp
 
-def collate(samples):
-    images, boxes = zip(*samples)
-    return torch.stack(images), list(boxes)
+ def collate(samples):
+     images, boxes = zip(*samples)
+     return torch.stack(images), list(boxes)
 
-loader = DataLoader(Data(), 16, collate_fn=collate)
-net = nn.DataParallel(nn.Conv2d(3, 4, 3))
-for images, boxes in loader:
-    box_loss(net(images), boxes).backward()
-""",
-            after="""\
-import torch
-import torch.nn as nn
-from boxes import Data, box_loss
-from torch.utils.data import DataLoader
-import dp2ddp_runtime as ddp
-
-def collate(samples):
-    images, boxes = zip(*samples)
-    return torch.stack(images), list(boxes)
-
-loader = ddp.shard_loader(DataLoader(Data(), 16, collate_fn=collate), rows=True)
-net = nn.DataParallel(nn.Conv2d(3, 4, 3))
-for images, boxes in loader:
-    box_loss(net(images), boxes).backward()
+-loader = DataLoader(Data(), 16, collate_fn=collate)
++loader = ddp.shard_loader(DataLoader(Data(), 16, collate_fn=collate), rows=True)
+ net = nn.DataParallel(nn.Conv2d(3, 4, 3))
+ for images, boxes in loader:
+     box_loss(net(images), boxes).backward()
 """,
         ),
     )
@@ -151,9 +107,9 @@ for step in range(10):  # made on every rank, alike: the model takes its rows
 """),
     )
 
-    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         for call in facts.loaders.calls:
-            yield self._sharded(facts, call, rows=decisions.options.rows and collates(call))
+            yield self._sharded(facts, call, rows=options.rows and collates(call))
         for statement in facts.loaders.begun:
             yield InsertAfter(self.id, facts.span(statement), _REASON, ["ddp.shard_loader(self)"])
         told = set()
@@ -164,7 +120,7 @@ for step in range(10):  # made on every rank, alike: the model takes its rows
             what = f"`{facts.source.brief(node)}` is handed on here, and what it makes is not sharded"
             todo = "put `ddp.shard_loader(...)` around what it makes; until then each rank loads whole batches"
             yield Note(self.id, facts.span(node), what, todo)
-        yield from _whole(facts, decisions)
+        yield from _whole(facts, options)
         yield from _without(facts)
 
     def effect_of(self, edit: Edit) -> str:
@@ -191,9 +147,9 @@ def _is_path(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and _is_path(node.value))
 
 
-def _whole(facts: Facts, decisions: Decisions) -> Iterator[Note]:
+def _whole(facts: Facts, options: Options) -> Iterator[Note]:
     """Where each rank loads whole batches: once a kind and file."""
-    mixing = [] if decisions.options.rows else [call for call in facts.loaders.calls if collates(call)]
+    mixing = [] if options.rows else [call for call in facts.loaders.calls if collates(call)]
     for call in {facts.source.module(call): call for call in reversed(mixing)}.values():
         what = "each rank loads whole batches, as a `collate_fn` may mix rows"
         yield Note(

@@ -7,15 +7,14 @@ from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Done, Finding, Note, ReplaceExpr
-from dp2ddp.rules.base import Decisions, Example, Rule
-from dp2ddp.source.nodes import given_to, last_name
+from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.source.nodes import given_to, in_order, last_name
 from dp2ddp.source.spans import Span
 
 #: torchvision's classes that have another name, with the same arguments.
 _RENAMED = {"Scale": "Resize", "RandomSizedCrop": "RandomResizedCrop"}
 
-_VOLATILE = ("`volatile` has no effect since PyTorch 0.4", "`with torch.no_grad():`")
-_NOTHING = "nothing instead, under `torch.no_grad()` already"
+_VOLATILE = ("`volatile` has no effect since PyTorch 0.4", "`with torch.no_grad():` where it isn't yet")
 _FIRST = ("`.data[0]` of a loss raises since PyTorch 0.4", "`.item()`")
 _ITERATOR = ("`_DataLoaderIter` is gone since PyTorch 1.2", "torch's own `DataLoader`, or one from today's parts of it")
 
@@ -37,44 +36,33 @@ class OldNamesRule(Rule):
     examples = (
         Example(
             also=("DDP002",),
-            before="""\
-import torch
-import torch.nn as nn
+            diff="""\
+ import torch
+ import torch.nn as nn
++import dp2ddp_runtime as ddp
 
-net = nn.DataParallel(nn.Linear(4, 2))
-x = torch.ones(3, 4).cuda(async=True)
-""",
-            after="""\
-import torch
-import torch.nn as nn
-import dp2ddp_runtime as ddp
-
-net = ddp.wrap_model(nn.Linear(4, 2))
-x = torch.ones(3, 4).cuda(non_blocking=True)
+-net = nn.DataParallel(nn.Linear(4, 2))
+-x = torch.ones(3, 4).cuda(async=True)
++net = ddp.wrap_model(nn.Linear(4, 2))
++x = torch.ones(3, 4).cuda(non_blocking=True)
 """,
         ),
         Example(
             also=("DDP002",),
-            before="""\
-import torch.nn as nn
-from torchvision import transforms
+            diff="""\
+ import torch.nn as nn
+ from torchvision import transforms
++import dp2ddp_runtime as ddp
 
-resize = transforms.Scale(256)
-names = iter(["a", "b"]).next()
-its = iter(names)
-letter = its.next()
-net = nn.DataParallel(nn.Linear(4, 2))
-""",
-            after="""\
-import torch.nn as nn
-from torchvision import transforms
-import dp2ddp_runtime as ddp
-
-resize = transforms.Resize(256)
-names = next(iter(["a", "b"]))
-its = iter(names)
-letter = next(its)
-net = ddp.wrap_model(nn.Linear(4, 2))
+-resize = transforms.Scale(256)
+-names = iter(["a", "b"]).next()
++resize = transforms.Resize(256)
++names = next(iter(["a", "b"]))
+ its = iter(names)
+-letter = its.next()
+-net = nn.DataParallel(nn.Linear(4, 2))
++letter = next(its)
++net = ddp.wrap_model(nn.Linear(4, 2))
 """,
         ),
     )
@@ -101,7 +89,7 @@ print(both[1].next())
 """),
     )
 
-    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         for file in facts.source.files:
             for line, column in file.renamed:
                 span = Span.of(file.before + line, column, file.before + line, column + len("non_blocking"))
@@ -120,27 +108,25 @@ print(both[1].next())
                 is_own = facts.names.follow(facts.source.module(call), "next") is not None
                 new = "__h_it__.__next__()" if is_own else "next(__h_it__)"
                 yield ReplaceExpr(self.id, facts.source.span(call), "`.next()` is gone", new, parts)
-        for found in _outdated(facts).values():
-            first = min(found.values(), key=lambda node: facts.source.span(node).start)
-            used = [_NOTHING if each == _VOLATILE and _is_off(facts, node) else each[1] for each, node in found.items()]
-            what = " and ".join(what for what, _ in found)
-            todo = f"use {' and '.join(used)}, here and below"
-            yield Note(self.id, facts.source.span(first), what, todo)
+        told = set()
+        for node in in_order(
+            n for n in facts.source.nodes if isinstance(n, (ast.keyword, ast.Subscript, ast.ImportFrom))
+        ):
+            found = _outdated(facts, node)
+            if found is not None and (facts.source.module(node), found) not in told:
+                told.add((facts.source.module(node), found))
+                yield Note(self.id, facts.source.span(node), found[0], f"use {found[1]}, here and below")
 
 
-def _outdated(facts: Facts) -> dict[str, dict[tuple[str, str], ast.AST]]:
-    """What PyTorch doesn't have any more, under no other name, with what is used instead, by file: its first place."""
-    found: dict[str, dict[tuple[str, str], ast.AST]] = {}
-    for node in facts.source.nodes:
-        told = _VOLATILE if isinstance(node, ast.keyword) and node.arg == "volatile" else None
-        if told is None and isinstance(node, ast.Subscript) and _is_loss_s(node):
-            told = _FIRST
-        if isinstance(node, ast.ImportFrom) and any(each.name == "_DataLoaderIter" for each in node.names):
-            told = None if isinstance(facts.source.parent(node), (ast.Try, ast.If)) else _ITERATOR
-        if told is not None:
-            places = found.setdefault(facts.source.file(node).name, {})
-            places[told] = min(places.get(told, node), node, key=lambda each: facts.source.span(each).start)
-    return found
+def _outdated(facts: Facts, node: ast.AST) -> tuple[str, str] | None:
+    """What PyTorch doesn't have any more, under no other name, and what is used instead."""
+    if isinstance(node, ast.keyword):
+        return _VOLATILE if node.arg == "volatile" else None
+    if isinstance(node, ast.Subscript):
+        return _FIRST if _is_loss_s(node) else None
+    names = [each.name for each in node.names] if isinstance(node, ast.ImportFrom) else []
+    is_chosen = isinstance(facts.source.parent(node), (ast.Try, ast.If))
+    return _ITERATOR if "_DataLoaderIter" in names and not is_chosen else None
 
 
 def _is_iterator(facts: Facts, node: ast.expr) -> bool:
@@ -153,12 +139,6 @@ def _is_iterator(facts: Facts, node: ast.expr) -> bool:
     made = [each.value if isinstance(each, ast.Assign) else None for each in statements]
     calls = [facts.qualified(each.func) for each in made if isinstance(each, ast.Call)]
     return bool(found) and len(calls) == len(found) and set(calls) == {"builtins.iter"}
-
-
-def _is_off(facts: Facts, node: ast.AST) -> bool:
-    """Whether a line stands under `with torch.no_grad():`."""
-    around = (above for above in facts.source.ancestors(node) if isinstance(above, ast.With))
-    return any("no_grad" in ast.unparse(item.context_expr) for above in around for item in above.items)
 
 
 def _is_loss_s(node: ast.Subscript) -> bool:

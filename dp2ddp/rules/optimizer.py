@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, RemoveStatement, ReplaceExpr
-from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.rules.base import Example, Options, Rule
 from dp2ddp.source.nodes import last_name
 
 _REASON = "an optimizer needs no wrapper"
@@ -28,47 +28,34 @@ class OptimizerRule(Rule):
     always = True
     examples = (
         Example(
-            before="""\
-import torch.nn as nn
-import torch.optim as optim
+            diff="""\
+ import torch.nn as nn
+ import torch.optim as optim
 
-net = nn.Linear(4, 2)
-optimizer = optim.SGD(net.parameters(), lr=0.1)
-optimizer = nn.DataParallel(optimizer, device_ids=[0, 1])
-scheduler = optim.lr_scheduler.StepLR(optimizer.module, 1)
-optimizer.module.zero_grad()
-optimizer.module.step()
-print(optimizer.module.param_groups[0]["lr"], net.module)
-""",
-            after="""\
-import torch.nn as nn
-import torch.optim as optim
-
-net = nn.Linear(4, 2)
-optimizer = optim.SGD(net.parameters(), lr=0.1)
-scheduler = optim.lr_scheduler.StepLR(optimizer, 1)
-optimizer.zero_grad()
-optimizer.step()
-print(optimizer.param_groups[0]["lr"], net.module)
-""",
+ net = nn.Linear(4, 2)
+ optimizer = optim.SGD(net.parameters(), lr=0.1)
+-optimizer = nn.DataParallel(optimizer, device_ids=[0, 1])
+-scheduler = optim.lr_scheduler.StepLR(optimizer.module, 1)
+-optimizer.module.zero_grad()
+-optimizer.module.step()
+-print(optimizer.module.param_groups[0]["lr"], net.module)
++scheduler = optim.lr_scheduler.StepLR(optimizer, 1)
++optimizer.zero_grad()
++optimizer.step()
++print(optimizer.param_groups[0]["lr"], net.module)
+"""
         ),
         Example(
-            before="""\
-import torch.nn as nn
-import torch.optim as optim
+            diff="""\
+ import torch.nn as nn
+ import torch.optim as optim
 
-net = nn.Linear(4, 2)
-optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
-optimizer.module.step()
-""",
-            after="""\
-import torch.nn as nn
-import torch.optim as optim
-
-net = nn.Linear(4, 2)
-optimizer = optim.SGD(net.parameters(), lr=0.1)
-optimizer.step()
-""",
+ net = nn.Linear(4, 2)
+-optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
+-optimizer.module.step()
++optimizer = optim.SGD(net.parameters(), lr=0.1)
++optimizer.step()
+"""
         ),
     )
     valid = (
@@ -86,7 +73,7 @@ optimizer.module.step()  # a `.module` of the script's own
 """),
     )
 
-    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         span = facts.source.span
         for call in facts.wraps.optimizers:
             statement = facts.source.statement(call)

@@ -9,7 +9,7 @@ from itertools import takewhile
 from dp2ddp.analysis.catalogue import MAIN_ONLY
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, InsertAfter, Note, ReplaceExpr
-from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.rules.base import Example, Options, Rule
 from dp2ddp.source.nodes import argument, keyword, names_in
 
 _REASON = "rank 0 alone does this"
@@ -34,32 +34,21 @@ class OutputRule(Rule):
     )
     examples = (
         Example(
-            before="""\
-import cv2
-import os
-import numpy as np
-import torch.nn as nn
-import wandb
+            diff="""\
+ import cv2
+ import os
+ import numpy as np
+ import torch.nn as nn
+ import wandb
++import dp2ddp_runtime as ddp
++wandb = ddp.main_only(wandb)
 
-net = nn.DataParallel(nn.Linear(4, 2))
-os.makedirs("out", exist_ok=True)
-cv2.imwrite("out/grey.png", np.zeros((4, 4)))
-wandb.init(project="grey")
-""",
-            after="""\
-import cv2
-import os
-import numpy as np
-import torch.nn as nn
-import wandb
-import dp2ddp_runtime as ddp
-wandb = ddp.main_only(wandb)
-
-net = nn.DataParallel(nn.Linear(4, 2))
-os.makedirs("out", exist_ok=True)
-ddp.main_only(cv2.imwrite)("out/grey.png", np.zeros((4, 4)))
-wandb.init(project="grey")
-""",
+ net = nn.DataParallel(nn.Linear(4, 2))
+ os.makedirs("out", exist_ok=True)
+-cv2.imwrite("out/grey.png", np.zeros((4, 4)))
++ddp.main_only(cv2.imwrite)("out/grey.png", np.zeros((4, 4)))
+ wandb.init(project="grey")
+"""
         ),
     )
     valid = (
@@ -83,7 +72,7 @@ with open("log.json", "w") as log:
 """),
     )
 
-    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         trackers = list(dict.fromkeys(_trackers(facts)))
         for statement, name in trackers:
             line = f"{name} = ddp.main_only({name})"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, ReplaceExpr
-from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.rules.base import Example, Options, Rule
 
 
 class SavingRule(Rule):
@@ -15,7 +15,6 @@ class SavingRule(Rule):
     id = "DDP008"
     title = "Save checkpoints from rank 0, atomically"
     effect = "writes files once"
-    parallel = True
     why = (
         "With one process per GPU, every rank would write the same file at the same time. `ddp.save` writes on rank "
         "0 alone, to a temporary file that then takes the name, so nobody reads half a checkpoint. The keys stay as "
@@ -24,25 +23,17 @@ class SavingRule(Rule):
     )
     examples = (
         Example(
-            before="""\
-import shutil
-import torch
-import torch.nn as nn
+            diff="""\
+ import shutil
+ import torch
+ import torch.nn as nn
++import dp2ddp_runtime as ddp
 
-net = nn.DataParallel(nn.Linear(4, 2))
-torch.save({"model": net.state_dict()}, "last.pt")
-shutil.copyfile("last.pt", "best.pt")
-""",
-            after="""\
-import shutil
-import torch
-import torch.nn as nn
-import dp2ddp_runtime as ddp
-
-net = nn.DataParallel(nn.Linear(4, 2))
-ddp.save({"model": net.state_dict()}, "last.pt")
-shutil.copyfile("last.pt", "best.pt")
-""",
+ net = nn.DataParallel(nn.Linear(4, 2))
+-torch.save({"model": net.state_dict()}, "last.pt")
++ddp.save({"model": net.state_dict()}, "last.pt")
+ shutil.copyfile("last.pt", "best.pt")
+"""
         ),
     )
     valid = (
@@ -57,6 +48,6 @@ net.load_state_dict(torch.load("last.pt"))
 """),
     )
 
-    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         for call in facts.calls(["torch.save"]):
             yield ReplaceExpr(self.id, facts.span(call.func), "rank 0 alone writes it, atomically", "ddp.save")

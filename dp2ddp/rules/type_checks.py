@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, ReplaceExpr
-from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.rules.base import Example, Options, Rule
 
 
 class TypeChecksRule(Rule):
@@ -21,19 +21,14 @@ class TypeChecksRule(Rule):
     )
     examples = (
         Example(
-            before="""\
-import torch.nn as nn
+            diff="""\
+ import torch.nn as nn
++import dp2ddp_runtime as ddp
 
-net = nn.DataParallel(nn.Linear(4, 2))
-plain = net.module if isinstance(net, nn.DataParallel) else net
-""",
-            after="""\
-import torch.nn as nn
-import dp2ddp_runtime as ddp
-
-net = nn.DataParallel(nn.Linear(4, 2))
-plain = net.module if isinstance(net, ddp.WrappedModel) else net
-""",
+ net = nn.DataParallel(nn.Linear(4, 2))
+-plain = net.module if isinstance(net, nn.DataParallel) else net
++plain = net.module if isinstance(net, ddp.WrappedModel) else net
+"""
         ),
     )
     valid = (
@@ -61,6 +56,6 @@ if isinstance(net, nn.DataParallel):  # this script wraps nothing: no other clas
 """),
     )
 
-    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         for reference in facts.wraps.type_checks:
             yield ReplaceExpr(self.id, facts.source.span(reference), "the wrapper's class", "ddp.WrappedModel")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.project import wrapcalls
 from dp2ddp.rewrite.edits import Finding, Note
-from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.rules.base import Example, Options, Rule
 
 #: Ends what is said of each reason.
 NOTHING = "; nothing was converted"
@@ -26,8 +26,7 @@ class UnsupportedRule(Rule):
     )
     essential = True
     examples = (
-        Example(
-            before="""\
+        Example("""\
 import torch.nn as nn
 
 class Own(nn.DataParallel):
@@ -35,8 +34,7 @@ class Own(nn.DataParallel):
         return super().scatter(inputs, kwargs, device_ids[1:])
 
 net = Own(nn.Linear(4, 2))
-""",
-        ),
+"""),
     )
     valid = (
         Example("""\
@@ -52,7 +50,7 @@ picked = net(torch.ones(8, 4)).gather(1, torch.zeros(8, 1).long())  # a tensor's
 """),
     )
 
-    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         for blocker in facts.blockers:
             what = blocker.why + NOTHING
             yield Note(self.id, facts.source.span(blocker.node), what, blocker.todo)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Edit, Finding, Note, RemoveStatement, ReplaceExpr, ReplaceStatement
-from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.rules.base import Example, Options, Rule
 
 _REASON = "one replica per process; gradients are summed, buffers are rank 0's"
 
@@ -28,135 +28,86 @@ class WrapRule(Rule):
     essential = True
     examples = (
         Example(
-            before="""\
-import torch.nn as nn
+            diff="""\
+ import torch.nn as nn
++import dp2ddp_runtime as ddp
 
-net = nn.DataParallel(nn.Linear(4, 2), device_ids=[0, 1]).cuda()
-""",
-            after="""\
-import torch.nn as nn
-import dp2ddp_runtime as ddp
-
-net = ddp.wrap_model(nn.Linear(4, 2), device_ids=[0, 1]).cuda()
-""",
+-net = nn.DataParallel(nn.Linear(4, 2), device_ids=[0, 1]).cuda()
++net = ddp.wrap_model(nn.Linear(4, 2), device_ids=[0, 1]).cuda()
+"""
         ),
         Example(
-            before="""\
-import torch
-import torch.nn as nn
+            diff="""\
+ import torch
+ import torch.nn as nn
++import dp2ddp_runtime as ddp
 
-net = nn.Linear(4, 2)
-if torch.cuda.device_count() > 1:
-    net = nn.DataParallel(net)
-net.to("cuda")
-""",
-            after="""\
-import torch
-import torch.nn as nn
-import dp2ddp_runtime as ddp
-
-net = nn.Linear(4, 2)
-if torch.cuda.device_count() > 1:
-    net = ddp.wrap_model(net)
-net.to("cuda")
-""",
+ net = nn.Linear(4, 2)
+ if torch.cuda.device_count() > 1:
+-    net = nn.DataParallel(net)
++    net = ddp.wrap_model(net)
+ net.to("cuda")
+"""
         ),
         Example(
-            before="""\
-import torch
-from torch.nn import DataParallel as DP, Linear
+            diff="""\
+ import torch
+-from torch.nn import DataParallel as DP, Linear
++from torch.nn import Linear
++import dp2ddp_runtime as ddp
 
-class Trainer:
-    def __init__(self, gpus):
-        net = Linear(4, 2)
-        if len(gpus) > 1:
-            self.net = DP(net, gpus).cuda()
-        else:
-            self.net = net.cuda()
-""",
-            after="""\
-import torch
-from torch.nn import Linear
-import dp2ddp_runtime as ddp
-
-class Trainer:
-    def __init__(self, gpus):
-        net = Linear(4, 2)
-        if len(gpus) > 1:
-            self.net = ddp.wrap_model(net, gpus).cuda()
-        else:
-            self.net = net.cuda()
-""",
+ class Trainer:
+     def __init__(self, gpus):
+         net = Linear(4, 2)
+         if len(gpus) > 1:
+-            self.net = DP(net, gpus).cuda()
++            self.net = ddp.wrap_model(net, gpus).cuda()
+         else:
+             self.net = net.cuda()
+"""
         ),
         Example(
-            before="""\
-import torch.nn as nn
-from torchvision import models
+            diff="""\
+ import torch.nn as nn
+ from torchvision import models
++import dp2ddp_runtime as ddp
 
-def build(arch):
-    model = models.__dict__[arch]()
-    if arch.startswith("alexnet") or arch.startswith("vgg"):
-        model.features = nn.DataParallel(model.features)
-        model.cuda()
-    else:
-        model = nn.DataParallel(model).cuda()
-    return model
+ def build(arch):
+     model = models.__dict__[arch]()
+     if arch.startswith("alexnet") or arch.startswith("vgg"):
+-        model.features = nn.DataParallel(model.features)
++        model.features = ddp.wrap_model(model.features)
+         model.cuda()
+     else:
+-        model = nn.DataParallel(model).cuda()
++        model = ddp.wrap_model(model).cuda()
+     return model
 
-class Pair(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.encoder = nn.DataParallel(nn.Linear(4, 2))
-        self.head = nn.Linear(2, 2)
-""",
-            after="""\
-import torch.nn as nn
-from torchvision import models
-import dp2ddp_runtime as ddp
-
-def build(arch):
-    model = models.__dict__[arch]()
-    if arch.startswith("alexnet") or arch.startswith("vgg"):
-        model.features = ddp.wrap_model(model.features)
-        model.cuda()
-    else:
-        model = ddp.wrap_model(model).cuda()
-    return model
-
-class Pair(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.encoder = ddp.wrap_model(nn.Linear(4, 2))
-        self.head = nn.Linear(2, 2)
-""",
+ class Pair(nn.Module):
+     def __init__(self):
+         super().__init__()
+-        self.encoder = nn.DataParallel(nn.Linear(4, 2))
++        self.encoder = ddp.wrap_model(nn.Linear(4, 2))
+         self.head = nn.Linear(2, 2)
+"""
         ),
         Example(
-            before="""\
-import torch.nn as nn
+            diff="""\
+ import torch.nn as nn
++import dp2ddp_runtime as ddp
 
-class Open(nn.DataParallel):
-    def __getattr__(self, name):
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(self.module, name)
+-class Open(nn.DataParallel):
++class Open(ddp.WrappedModel):
+     def __getattr__(self, name):
+         try:
+             return super().__getattr__(name)
+         except AttributeError:
+             return getattr(self.module, name)
 
-wrappers = {"open": Open, "plain": nn.DataParallel}
-net = wrappers["open"](nn.Linear(4, 2))
-""",
-            after="""\
-import torch.nn as nn
-import dp2ddp_runtime as ddp
-
-class Open(ddp.WrappedModel):
-    def __getattr__(self, name):
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(self.module, name)
-
-wrappers = {"open": Open, "plain": ddp.WrappedModel}
-net = wrappers["open"](nn.Linear(4, 2))
-""",
+-wrappers = {"open": Open, "plain": nn.DataParallel}
++wrappers = {"open": Open, "plain": ddp.WrappedModel}
+ net = wrappers["open"](nn.Linear(4, 2))
+"""
         ),
     )
     valid = (
@@ -184,23 +135,23 @@ net = DataParallel(nn.Linear(4, 2))
             else self.effect
         )
 
-    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         for call in facts.wraps.models:
-            yield self._in_place(facts, call, decisions)
+            yield self._in_place(facts, call, options)
         for value in facts.wraps.values:
-            if decisions.wrap_keywords:
+            if options.sync_bn:
                 yield Note(
                     self.id,
                     facts.span(value),
-                    f"`DataParallel` is handed on here, and takes no {', '.join(decisions.wrap_keywords)}",
+                    "`DataParallel` is handed on here, and takes no sync_bn",
                     "wrap the model by a plain call of `nn.DataParallel`, then convert again",
                 )
             yield ReplaceExpr(self.id, facts.span(value), "takes `DataParallel`'s arguments", "ddp.WrappedModel")
         yield from self._unused_imports(facts)
 
-    def _in_place(self, facts: Facts, call: ast.Call, decisions: Decisions) -> Finding:
+    def _in_place(self, facts: Facts, call: ast.Call, options: Options) -> Finding:
         """The function alone is another one, which takes the same arguments."""
-        if not decisions.wrap_keywords:
+        if not options.sync_bn:
             return ReplaceExpr(self.id, facts.span(call.func), _REASON, "ddp.wrap_model")
         holes, given = {}, []
         for number, each in enumerate(call.args):
@@ -210,8 +161,9 @@ net = DataParallel(nn.Linear(4, 2))
         for number, keyword in enumerate(call.keywords):
             holes[f"k{number}"] = facts.span(keyword.value)
             given.append(f"{keyword.arg}=__h_k{number}__" if keyword.arg else f"**__h_k{number}__")
-        given += [f"{name}={value}" for name, value in decisions.wrap_keywords.items()]
-        return ReplaceExpr(self.id, facts.span(call), _REASON, f"ddp.wrap_model({', '.join(given)})", holes)
+        return ReplaceExpr(
+            self.id, facts.span(call), _REASON, f"ddp.wrap_model({', '.join(given)}, sync_bn=True)", holes
+        )
 
     def _unused_imports(self, facts: Facts) -> Iterator[Finding]:
         """`from torch.nn import DataParallel` has no use once every wrap is converted."""

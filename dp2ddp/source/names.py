@@ -54,7 +54,6 @@ class Names:
     def __init__(self, source: ParsedProgram) -> None:
         self.source = source
         self._imported: dict[ScopeNode, dict[str, Target]] = {}
-        self._others: dict[tuple[ScopeNode, str], list[Target]] = {}  # in other branches
         self._stars: dict[ast.Module, list[ast.ImportFrom]] = {}
         self._bound: dict[ScopeNode, set[str]] = {}
         self._modules: dict[ast.AST, list[ast.Module]] = {}
@@ -116,18 +115,7 @@ class Names:
         return found
 
     def _import(self, node: ast.AST, name: str, target: Target) -> None:
-        scope = self.source.scope(node)
-        known = self._imported.setdefault(scope, {})
-        if known.get(name, target) != target:
-            self._others.setdefault((scope, name), []).append(known[name])
-        known[name] = target
-
-    def others(self, node: ast.AST) -> list[Target]:
-        """What a name means besides its `target`, where one of several branches imports it."""
-        scopes = self.source.scopes(node) if isinstance(node, ast.Name) and self._others else ()
-        scope = next((scope for scope in scopes if node.id in self._imported.get(scope, {})), None)  # type: ignore[attr-defined]
-        found = self._others.get((scope, node.id), ()) if scope is not None else ()  # type: ignore[attr-defined]
-        return [end for target in found for end in [self._followed(target, set())] if end is not None]
+        self._imported.setdefault(self.source.scope(node), {})[name] = target
 
     def qualified(self, node: ast.AST) -> str | None:
         """The dotted path that an expression names, None where it isn't a name that was imported from elsewhere."""

@@ -30,17 +30,6 @@ def closure(start: Iterable[_Any], step: Callable[[_Any], Iterable[_Any]]) -> It
             todo += step(one)
 
 
-def same(a: ast.AST | None, b: ast.AST | None) -> bool:
-    """Whether two expressions are written alike, whatever their place and context."""
-    if a is None or b is None:
-        return a is b
-    return _shape(a) == _shape(b)
-
-
-def _shape(node: ast.AST) -> str:
-    return ast.dump(node).replace("Store()", "Load()")
-
-
 def keyword(call: ast.Call, name: str) -> ast.expr | None:
     """The value of the keyword argument `name`, None where it isn't given by name."""
     return next((k.value for k in call.keywords if k.arg == name), None)
@@ -58,12 +47,6 @@ def given_to(call: ast.Call) -> list[ast.expr]:
     return [*call.args, *(k.value for k in call.keywords)]
 
 
-def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
-    """The names by which a function is given something; not `*args` and `**kwargs`."""
-    given = function.args
-    return {each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
-
-
 def names_in(node: ast.AST) -> set[str]:
     """The names that stand in a node."""
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
@@ -76,19 +59,11 @@ def last_name(node: ast.AST) -> str:
 
 def is_main_guard(node: ast.AST) -> bool:
     """Whether `node` is `if __name__ == "__main__":`."""
-    return _name_asked_for(node) == "__main__"
-
-
-def _name_asked_for(node: ast.AST) -> str | None:
-    """The text that `if __name__ == "...":` compares with."""
     if not (isinstance(node, ast.If) and isinstance(node.test, ast.Compare) and len(node.test.comparators) == 1):
-        return None
+        return False
     sides = [node.test.left, node.test.comparators[0]]
-    if not (
-        isinstance(node.test.ops[0], ast.Eq) and any(isinstance(s, ast.Name) and s.id == "__name__" for s in sides)
-    ):
-        return None
-    return next((s.value for s in sides if isinstance(s, ast.Constant) and isinstance(s.value, str)), None)
+    asks = isinstance(node.test.ops[0], ast.Eq) and any(isinstance(s, ast.Name) and s.id == "__name__" for s in sides)
+    return asks and any(isinstance(s, ast.Constant) and s.value == "__main__" for s in sides)
 
 
 def attribute_got(node: ast.AST) -> tuple[ast.expr, str] | None:

@@ -93,11 +93,6 @@ def test_scripts_that_share_a_file_are_converted_together() -> None:
     assert not done["nets.py"].changed
 
 
-def test_what_spawns_its_processes_is_started_as_before() -> None:
-    with pytest.raises(BadInput, match="start that as before, as it spawns its processes by itself; --allow-ddp"):
-        converted(f"{_FULL}torch.multiprocessing.spawn(work, nprocs=2)\n", allow=False)
-
-
 def test_the_option_is_named_with_all_that_is_in_its_way() -> None:
     own = "class Own(nn.DataParallel):\n    def {}(self, *args):\n        pass\n"
     changed = own.format("gather") + own.replace("Own", "Other").format("scatter")
@@ -105,7 +100,7 @@ def test_the_option_is_named_with_all_that_is_in_its_way() -> None:
     with pytest.raises(BadInput) as raised:
         converted(f"{changed}{late}{_FULL}", allow=False)
     told = str(raised.value)
-    assert "calls init_process_group; start that with torchrun; --allow-ddp converts what is beside it" in told
+    assert "calls init_process_group; start that as before; --allow-ddp converts what is beside it" in told
     first = "once this is mended: line 11: `Own` changes how `DataParallel` works (`gather`); leave it out if it does"
     assert first in told
     assert "which gives back tensors for whole batches (no list with an item for each image)" in told

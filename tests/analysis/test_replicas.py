@@ -231,17 +231,18 @@ net = nn.DataParallel(nn.Sequential(nn.Linear(4, 2), SynchronizedBatchNorm1d(2))
 
 
 @pytest.mark.parametrize(
-    ("patch", "kept"),
+    "patch",
     [
-        ("if args.sync and not args.plain:\n    patch_replication_callback(net)\n", "args.sync and not args.plain"),
-        ("if args.sync:\n    patch_replication_callback(net)\nelse:\n    print('plain')\n", "args.sync"),
-        ("if args.plain:\n    print('plain')\nelse:\n    patch_replication_callback(net)\n", "True"),
+        "if args.sync:\n    patch_replication_callback(net)\n",
+        "if args.sync:\n    patch_replication_callback(net)\nelse:\n    print('plain')\n",
+        "if args.plain:\n    print('plain')\nelse:\n    patch_replication_callback(net)\n",
     ],
 )
-def test_what_guards_the_patch_guards_synchronised_batch_norm(patch: str, kept: str) -> None:
+def test_batch_norm_is_synchronised_on_each_run_whatever_guards_the_patch(patch: str) -> None:
     conversion = converted(_PATCHED + patch, sync_bn=True)
-    assert f", sync_bn={kept})" in conversion.new_text
+    assert ", sync_bn=True)" in conversion.new_text
     assert "patch_replication_callback(net)" not in conversion.new_text
+    assert [note.rule for note in conversion.notes if "on each run" in note.what] == ["DDP014"]
 
 
 def test_a_class_below_one_that_derives_from_data_parallel_may_change_it() -> None:

@@ -142,19 +142,3 @@ def test_the_command_offers_every_format() -> None:
 def test_annotations_escape_what_scripts_contain() -> None:
     found = Found("a:b,c.py", None, 3, 1, "DDP011", NOTE, "50% of\n`x`: y, z")
     assert as_github([found]) == ("::warning file=a%3Ab%2Cc.py,line=3,col=1,title=dp2ddp DDP011::50%25 of%0A`x`: y, z")
-
-
-def test_the_fixes_of_sarif_are_the_conversion(folder: Path) -> None:
-    (one,) = json.loads(run("train.py", "--format", "sarif").stdout)["runs"]
-    fixes = [each["fixes"][0]["artifactChanges"][0]["replacements"] for each in one["results"]]
-    for fix in fixes:
-        assert any("import dp2ddp_runtime" in part["insertedContent"]["text"] for part in fix), "each can be made alone"
-    parts = [part for fix in fixes for part in fix]
-    wanted = {json.dumps(part): part for part in parts}.values()
-    lines = SCRIPT.splitlines(keepends=True)
-    for part in sorted(wanted, key=lambda part: part["deletedRegion"]["startLine"], reverse=True):
-        region = part["deletedRegion"]
-        assert (region["startColumn"], region["endColumn"]) == (1, 1)
-        lines[region["startLine"] - 1 : region["endLine"] - 1] = [part["insertedContent"]["text"]]
-    command("convert", "train.py", "--in-place")
-    assert "".join(lines) == (folder / "train.py").read_text()

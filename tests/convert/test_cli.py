@@ -99,7 +99,6 @@ def test_the_summary_as_json(script: Path) -> None:
     script.write_text(f"{SCRIPT}odd = 1\n")
     result = run("convert", "train.py", "-o", "out.py", "--format", "json")
     assert result.stderr == ""
-    lines = [("import dp2ddp_runtime as ddp\n", 2, 2), ("net = ddp.wrap_model(Net())  # wrap\n", 3, 4)]
     change = {
         "line": 3,
         "column": 7,
@@ -108,9 +107,8 @@ def test_the_summary_as_json(script: Path) -> None:
         "kind": "change",
         "message": "`nn.DataParallel(Net())` becomes `ddp.wrap_model(Net())`: one replica",
         "becomes": ["net = ddp.wrap_model(Net())  # wrap"],
-        "fix": [{"line": line, "end": end, "text": text} for text, line, end in lines],
     }
-    note = {"line": 4, "column": 1, "end_column": 4, "rule": "DDP008", "kind": "note", "becomes": [], "fix": []}
+    note = {"line": 4, "column": 1, "end_column": 4, "rule": "DDP008", "kind": "note", "becomes": []}
     note["message"] = "it is odd; look at it"
     file = {"input": "train.py", "output": "out.py", "changed": True, "converted_before": False, "refused": False}
     assert json.loads(result.stdout) == {
@@ -346,7 +344,7 @@ def test_rules_are_listed_and_shown() -> None:
     for each in all_rules():
         shown = run("rules", each.id.lower())
         titles = re.findall(r"^(before|after|only noted|left alone)\b.*:$", shown.stdout, re.MULTILINE)
-        expected = [["before", "after"] if example.after else ["only noted"] for example in each.examples]
+        expected = [["before", "after"] if example.diff else ["only noted"] for example in each.examples]
         assert titles == [*chain.from_iterable(expected), *(["left alone"] * len(each.valid))]
         for line in (*each.examples[0].converted.splitlines(), *each.valid[-1].before.splitlines()):
             assert line in shown.stdout

@@ -1,4 +1,4 @@
-"""`# dp2ddp: ignore[...]`: what is left out becomes a note, what can't be is an error, what does nothing is told."""
+"""`# dp2ddp: ignore[...]`: what is left out becomes a note, what can't be is an error."""
 
 from __future__ import annotations
 
@@ -73,7 +73,6 @@ def test_in_a_string_it_is_no_comment() -> None:
         ("log", "[DDP002]", "train.py:10: DDP002 can't be left out (Wrap the model in DistributedDataParallel)"),
         ("net =", "", "train.py:5: DDP002 can't be left out here"),
         ("log", "[DDP0111]", "train.py:10: no rule 'DDP0111'; did you mean DDP011? `dp2ddp rules` lists them"),
-        ("log", " DDP011", "train.py:10: a rule to ignore stands in square brackets; write # dp2ddp: ignore[DDP011]"),
         ("log", "[]", "train.py:10: no rule to ignore between the brackets"),
     ],
 )
@@ -81,14 +80,6 @@ def test_what_can_t_be_left_out_is_bad_input(line: str, comment: str, what: str)
     with pytest.raises(BadInput) as caught:
         convert(commented(SCRIPT, line, comment))
     assert str(caught.value).startswith(what)
-
-
-def test_a_comment_without_use_is_told() -> None:
-    done = convert(commented(SCRIPT, "log", "[DDP011, DDP005]"))
-    assert notes(done) == [("DDP011", 10), ("unused", 10)]
-    assert done.notes[1].what == "`# dp2ddp: ignore[DDP011, DDP005]` leaves out no edit of DDP005 on this line"
-    alone = convert(f"# dp2ddp: ignore\n{commented(SCRIPT, 'from', '')}")
-    assert notes(alone) == [("unused", 1), ("unused", 4)]
 
 
 def test_each_line_of_a_script_can_be_left_out_by_itself() -> None:

@@ -94,6 +94,6 @@ def test_a_script_of_its_own_ddp_with_no_data_parallel_to_convert_says_so() -> N
     start = "import torch\nimport torch.nn as nn\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
     script = f"{start}torch.distributed.init_process_group('nccl')\nnet = DDP(nn.Linear(4, 2))\n"
     Path("own.py").write_text(f"{script}print(isinstance(net, nn.DataParallel))\n")
-    assert run("own.py").stderr.endswith("start that with torchrun; there is no nn.DataParallel to convert beside it\n")
+    assert run("own.py").stderr.endswith("start that as before; there is no nn.DataParallel to convert beside it\n")
     Path("own.py").write_text(f"{script}net = nn.DataParallel(nn.Linear(4, 2))\n")
     assert "there is no nn.DataParallel" not in run("own.py").stderr

@@ -58,11 +58,11 @@ def test_diffs_keep_every_byte(old: str, new: str, expected: str) -> None:
 
 
 def test_a_diff_is_colored_as_git_does() -> None:
-    told = "--- a\n+++ a\n@@ -1 +1 @@ def f():\n-x\n+y\n z\n"
+    told = "--- a\n+++ a\n@@ -1 +1 @@\n-x\n+y\n z\n"
     text = diffs.colored(told)
     assert click.unstyle(text) == told
     assert text == (
-        "\x1b[1m--- a\x1b[0m\n\x1b[1m+++ a\x1b[0m\n\x1b[36m@@ -1 +1 @@\x1b[0m def f():\n"
+        "\x1b[1m--- a\x1b[0m\n\x1b[1m+++ a\x1b[0m\n\x1b[36m@@ -1 +1 @@\x1b[0m\n"
         "\x1b[31m-x\x1b[0m\n\x1b[32m+y\x1b[0m\n z\n"
     )
 

@@ -41,7 +41,7 @@ def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Rule]:
 
 def test_the_rule_of_the_page_does_what_it_says(told: Rule) -> None:
     for example in told.examples:
-        assert convert_source(example.before, "before.py", example.options(told.id)).new_text == example.after
+        assert convert_source(example.before, "before.py", example.options(told.id)).new_text == example.converted
     for example in told.valid:
         done = convert_source(example.before, "valid.py", Options())
         assert not [finding for finding in (*done.edits, *done.notes) if finding.rule == told.id]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from dp2ddp.convert.pipeline import convert_source
 from dp2ddp.rules import Options
 
@@ -37,22 +35,6 @@ def test_the_first_line_is_named() -> None:
     body = "def run(loss):\n    for i in [1]:\n        print(loss.data[0])\nloss = x\nrun(x)\nprint(loss.data[0])\n"
     notes = convert_source(f"import torch.nn as nn\nnet = nn.DataParallel(net)\n{body}", "train.py", Options()).notes
     assert [note.span.start.line for note in notes if note.rule == "DDP021"] == [5]
-
-
-def test_volatile_under_no_grad_needs_nothing_instead() -> None:
-    script = (
-        "import torch\nimport torch.nn as nn\nnet = nn.DataParallel(nn.Linear(4, 2))\n"
-        "with torch.no_grad():\n    x = torch.autograd.Variable(y, volatile=True)\n"
-    )
-    todo = [note.todo for note in convert_source(script, "train.py", Options()).notes if note.rule == "DDP021"]
-    assert todo == ["use nothing instead, under `torch.no_grad()` already, here and below"]
-
-
-@pytest.mark.parametrize(
-    "fine", ["print(x.data[0])", "loss = net(x).mean(1)\nprint(loss.data[1])", "print(net(x).mean().item())"]
-)
-def test_what_still_works_is_not_told(fine: str) -> None:
-    assert _notes_of(fine) == []
 
 
 def test_a_next_of_the_script_s_own_does_not_call_itself() -> None:

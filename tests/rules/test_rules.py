@@ -52,7 +52,7 @@ def test_an_example_converts_under_all_rules_once(each: Rule, example: Example) 
 
 @pytest.mark.parametrize(("each", "example"), VALID)
 def test_what_a_rule_leaves_alone(each: Rule, example: Example) -> None:
-    assert not example.after
+    assert not example.diff
     assert re.search("DataParallel|data_parallel", example.before), "no rule is asked about such a script"
     compile(example.before, "valid.py", "exec")
     alone = example.options(each.id)
