@@ -27,6 +27,14 @@ OLDEST = (
     "pytest-xdist>=3.6",
     "hypothesis>=6.100",
 )
+#: What torch's version can change: models, gradients, rows, loaders, files, and a few starts.
+OLDEST_TESTS = tuple(
+    f"tests/runtime/test_{name}.py"
+    for name in (
+        "model gradients after_backward one_gpu deferred deferred_outputs handover rowwise streams loader workers "
+        "checkpoint files births"
+    ).split()
+)
 OLDEST_PYTHONS = ((3, 9), (3, 10), (3, 11))  # torch 2.1 has wheels for these; the oldest that is found is taken
 
 
@@ -156,7 +164,10 @@ def find_oldest_python() -> str | None:
 
 
 def test(arguments: Sequence[str]) -> int:
-    """All tests, or those that `arguments` (pytest's) name; `--oldest`: the runtime's, on the oldest torch."""
+    """All tests, or those that `arguments` (pytest's) name.
+
+    With `--oldest` those of the runtime that torch's version can change, on the oldest torch.
+    """
     if "--oldest" not in arguments:
         MAIN.make()
         return MAIN.run("-m", "pytest", *workers(arguments), *arguments)
@@ -167,7 +178,7 @@ def test(arguments: Sequence[str]) -> int:
     oldest = Environment(ROOT / ".venv-oldest", ("-e", ".", *OLDEST), base)
     oldest.make()
     rest = [argument for argument in arguments if argument != "--oldest"]
-    return oldest.run("-m", "pytest", *workers(rest), *(rest or ["tests/runtime"]))
+    return oldest.run("-m", "pytest", *workers(rest), *(rest or OLDEST_TESTS))
 
 
 def workers(arguments: Sequence[str]) -> list[str]:

@@ -32,13 +32,12 @@ SMALL, SMALLER = (1207, 301), (307, 101)
 _SHARING = ("tests/e2e/", "tests/verify/", "batches", "tests/runtime/")
 #: Of the runtime's, those that load batches, or are on pretend devices: they take as long as all others.
 _LOADING = (
-    "device_copies half_precision loader loading_fails loop_shapes promised_files promises rows_apart "
-    "stateful_data workers"
+    "device_copies half_precision loader loading_fails loop_shapes promised_files promises rows_apart workers"
 ).split()
 _BATCHES = tuple(f"tests/runtime/test_{name}.py" for name in _LOADING)
 #: But these start processes of their own: any worker may have each test of the first, and each file of the others.
-_BY_TEST = tuple(f"tests/runtime/test_{name}.py" for name in ("launch", "restarts", "signals"))
-_BY_FILE = tuple(f"tests/runtime/test_{name}.py" for name in ("machines", "start", "watchdog"))
+_BY_TEST = tuple(f"tests/runtime/test_{name}.py" for name in ("births", "hangs", "hands", "quiet", "restarts"))
+_BY_FILE = tuple(f"tests/runtime/test_{name}.py" for name in ("machines", "surroundings"))
 
 
 #: Whole trainings and real starts: left out by `-m "not slow"`.
@@ -47,7 +46,6 @@ _SLOW = (
     "tests/benchmarks/",
     *_BY_TEST,
     *_BY_FILE,
-    "tests/runtime/test_converted_files.py",
     "tests/verify/test_ended.py",
 )
 

@@ -37,7 +37,7 @@ LIMITS = {
     "tests/project": 825,
     "tests/rewrite": 500,
     "tests/rules": 800,
-    "tests/runtime": 8_000,
+    "tests/runtime": 7_225,
     "tests/source": 75,
     "tests/verify": 2_400,
 }

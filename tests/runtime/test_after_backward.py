@@ -1,12 +1,9 @@
-"""What a backward leaves behind: copies, the state after a failure, hooks, threads, parameters."""
+"""What a backward leaves behind: copies, the state after a failure, hooks, parameters."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import os
-import sys
-import time
 import weakref
 from typing import Any
 
@@ -164,27 +161,6 @@ def _told_apart() -> str:
     with pytest.raises(RuntimeError) as raised:
         checks.before_step(optimizer, (), {})
     return str(raised.value)
-
-
-def _threads_left_by(models_made: int) -> int:
-    """How many more threads there are after some models that were trained and are gone."""
-    gc.collect()  # those of other tests
-    before = len(os.listdir("/proc/self/task"))
-    for _ in range(models_made):
-        net = models.wrap_model(nn.Linear(2, 1))
-        net(torch.ones(4, 2)).sum().backward()
-        del net
-        gc.collect()
-    end = time.monotonic() + 10  # the system may need a moment
-    while (left := len(os.listdir("/proc/self/task")) - before) > 5 and time.monotonic() < end:
-        time.sleep(0.05)
-    return left
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
-def test_models_have_no_threads_of_their_own(ranks: RankPool) -> None:
-    ranks(2, _threads_left_by, 1)
-    assert max(ranks(2, _threads_left_by, 4)) <= 1, "autograd's may have begun"
 
 
 @on_ranks(2, each=0)

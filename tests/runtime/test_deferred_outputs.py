@@ -203,7 +203,7 @@ def losses(swaps: bool = True) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(("n", "swaps"), [(2, True), (3, True), (5, True), (2, False)])
+@pytest.mark.parametrize(("n", "swaps"), [(2, True), (5, True), (2, False)])
 def test_losses_of_outputs_are_those_of_the_whole(ranks: RankPool, n: int, swaps: bool) -> None:
     """On 5 ranks the last one has no rows."""
     expected = losses()
@@ -369,7 +369,6 @@ def test_a_variable_is_given_its_gradient_by_the_model() -> bool:
 @pytest.mark.parametrize("case", ["subtracted", "set", "stays", "two models"])
 def test_the_wrapped_models_large_outputs_train(ranks: RankPool, case: str) -> None:
     expected = _of_public_api(case)
-    for n in (2, 3):
-        for found in ranks(n, _of_public_api, case):
-            for one, other in zip(found, expected):
-                assert one == pytest.approx(other, rel=1e-10, abs=1e-13)
+    for found in ranks(3, _of_public_api, case):
+        for one, other in zip(found, expected):
+            assert one == pytest.approx(other, rel=1e-10, abs=1e-13)

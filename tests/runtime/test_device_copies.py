@@ -83,14 +83,6 @@ def scaled(run: Run, x: Tensor, y: Tensor) -> None:
     run.scaler.update()
 
 
-def accumulated(run: Run, x: Tensor, y: Tensor) -> None:
-    run.steps += 1
-    (F.cross_entropy(run.net(x), y) / 2).backward()
-    if run.steps % 2 == 0:
-        run.optimizer.step()
-        run.optimizer.zero_grad()
-
-
 def large_output(run: Run, x: Tensor, y: Tensor) -> None:
     out = run.head(x)
     wanted = F.interpolate(x, scale_factor=8).mul(5).long()[:, 0].clamp(max=4)
@@ -149,10 +141,8 @@ def copied(original: bool, step: Callable[[Run, Tensor, Tensor], None]) -> list[
 @pytest.mark.parametrize(
     ("step", "of_original", "of_rank"),
     [
-        (plain, 0, 0),
         (metrics, 0, 0),
         (scaled, 1, 1),
-        (accumulated, 0, 0),
         (large_output, 0, 0),
         (evaluated, 0, 0),
         (looked_at, 1, 1),

@@ -13,23 +13,6 @@ from dp2ddp_runtime import model as models
 from dp2ddp_runtime.world import world
 from rank_pool import RankPool, on_ranks
 from torch import nn
-from torch.utils.checkpoint import checkpoint
-
-
-def params(*sizes: int) -> list[nn.Parameter]:
-    return [nn.Parameter(torch.zeros(size)) for size in sizes]
-
-
-def test_buckets_have_their_sizes_and_come_as_they_are_complete() -> None:
-    mega = 1 << 18  # floats in 1 MB
-    given = [nn.Parameter(torch.zeros(2, dtype=torch.float64)), *params(3, mega, 20 * mega, 5, 30 * mega, 10)]
-    sizes = [[param.numel() for param in bucket] for bucket in gradients.buckets(given)]
-    assert sizes == [[3, mega], [20 * mega, 5, 30 * mega], [2], [10]]
-    assert [[each.numel() for each in bucket] for bucket in gradients.buckets(given[1:3], {id(given[1])})] == [
-        [3],
-        [mega],
-    ]
-    assert gradients.buckets([]) == []
 
 
 def sums_of_every_kind() -> list[torch.Tensor]:
@@ -228,56 +211,3 @@ def led_to_as_the_rows_say(by_hand: bool) -> None:
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_models_take_turns_where_the_rows_lead_to_another(ranks: RankPool, by_hand: bool) -> None:
     ranks(2, led_to_as_the_rows_say, by_hand)
-
-
-class Thrice(nn.Module):
-    """A layer used inside a reentrant checkpoint, and behind it: it gets its gradient in two pieces."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.other, self.layer = nn.Linear(2, 2), nn.Linear(2, 2)
-        self.inside = True
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.other(x)
-        hidden = checkpoint(self.layer, x, use_reentrant=True) if self.inside else self.layer(x)
-        return self.other(self.layer(hidden))
-
-
-def pieces(first_inside: bool) -> None:
-    torch.manual_seed(0)
-    with bucket_sizes():
-        net = models.wrap_model(Thrice())
-        alone = Thrice()
-        alone.load_state_dict(net.module.state_dict())
-        for inside in (first_inside, True, True):
-            net.module.inside = alone.inside = inside
-            for model in (net, alone):
-                model.zero_grad()
-                model(a_row_each()).square().sum().backward()
-            for ours, theirs in zip(net.parameters(), alone.parameters()):
-                torch.testing.assert_close(ours.grad, theirs.grad)
-            with torch.no_grad():
-                net.module.layer.bias.mul_(1)
-
-
-@pytest.mark.parametrize("first_inside", [True, False])
-def test_gradients_in_pieces_are_summed(ranks: RankPool, first_inside: bool) -> None:
-    ranks(2, pieces, first_inside)
-
-
-def sent_once() -> list[int]:
-    """How many buckets a backward through several forwards sends."""
-    net = models.wrap_model(nn.Linear(2, 1))
-    x = a_row_each()
-    loss = (net(x) + net(x * 2)).sum() + net(x).sum()
-    sent: list[int] = []
-    x.requires_grad_().register_hook(
-        lambda grad: sent.append(sum(len(each._begun) for each in gradients.Sums.running.values()))
-    )
-    (loss + x.sum()).backward()
-    return sent
-
-
-def test_forwards_between_two_changes_share_a_sum(ranks: RankPool) -> None:
-    assert max(max(each, default=1) for each in ranks(2, sent_once)) <= 1

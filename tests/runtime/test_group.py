@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -34,28 +33,6 @@ def test_torchmetrics_counts_once(ranks: RankPool) -> None:
     assert ranks(2, with_torchmetrics) == [[28.0, [[1, 0], [1, 2]], 7.0]] * 2
 
 
-class Meter:
-    """As in torchvision's reference scripts."""
-
-    def __init__(self) -> None:
-        self.total, self.count = 0.0, 0
-
-    def synchronize_between_processes(self) -> None:
-        if not (dist.is_available() and dist.is_initialized()):
-            return
-        t = torch.tensor([self.count, self.total], dtype=torch.float64)
-        dist.barrier()
-        dist.all_reduce(t)
-        self.count, self.total = int(t[0]), t[1].item()
-
-
-def with_a_meter() -> list[Any]:
-    meter = Meter()
-    meter.total, meter.count = 6.0, 4
-    meter.synchronize_between_processes()
-    return [meter.total, meter.count, "RANK" in os.environ]
-
-
 @on_ranks(2, each=[False, True])
 def test_torch_says_what_it_says_without_a_group() -> list[Any]:
     """The original's answers, and its errors."""
@@ -64,7 +41,3 @@ def test_torch_says_what_it_says_without_a_group() -> list[Any]:
     layer = nn.SyncBatchNorm(2)  # would say that it wants a GPU
     normal = layer(torch.rand(4, 2, generator=torch.Generator().manual_seed(0)))
     return [dist.is_initialized(), normal.mean().abs().item() < 1e-6]
-
-
-def test_meters_count_once(ranks: RankPool) -> None:
-    assert [told[:2] for told in ranks(2, with_a_meter)] == [[6.0, 4]] * 2

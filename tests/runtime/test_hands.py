@@ -129,24 +129,6 @@ def test_what_goes_into_a_folder_of_its_own_is_a_ranks(ranks: RankPool, tmp_path
     assert sorted(os.listdir(tmp_path)) == ["a.txt", "a.zip", "net.ts"]
 
 
-def test_a_log_that_is_opened_for_each_line_costs_little(warm: Warm, tmp_path: Path) -> None:
-    """Also where it could be read in between: nothing of it goes to the other ranks."""
-    body = """
-        ddp.setup()
-        ddp.wrap_model(torch.nn.Linear(1, 1))
-        begin = time.process_time()
-        for number in range(3000):
-            with open("log", "a+") as file:
-                file.write(f"{number}: {'x' * 40}\\n")
-        print(len(open("log").read().splitlines()), max(ddp.gather(time.process_time() - begin)))
-        """
-    done = warm.start(write(tmp_path, body), cwd=tmp_path, forked=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    lines, seconds = done.stdout.split()
-    assert lines == "3000"
-    assert float(seconds) < 8, "the whole log was sent each time: 19 to 28 s"
-
-
 _PROGRAM = """
 import sys
 with open(sys.argv[1]) as given, open(sys.argv[2], "w") as made:
@@ -212,72 +194,19 @@ def test_a_program_finds_the_temporary_files_that_it_is_given(warm: Warm, tmp_pa
     assert done.stdout == f"{[wanted] * 2} []\n"
 
 
-# What a script writes before the first wrap, to which other ranks come later.
-EARLY = """
-    import io, json
-    ddp.setup()
-    mark = "rank" if "DP2DDP_PLACE" in os.environ else "plain"
-    with open("options.txt", "wt") as f:
-        f.write("lr: 0.1\\n")
-    with open("lines.txt", "a") as f:
-        print("started", file=f)
-    log = open("log.txt", "w")
-    print("before", file=log)
-    flushed = io.open("flushed.txt", "wb", buffering=0)
-    flushed.write(b"one ")
-    more = open("more.txt", "a")
-    more.write("one ")
-    more.flush()
-    table = open("table.txt", "w+")
-    table.write("abc")
-    table.flush()
-    open(f"{mark}.json", "w").write(json.dumps(mark))
-    ddp.wrap_model(torch.nn.Linear(1, 1))
-    print("after", file=log)
-    log.close()
-    flushed.write(b"two")
-    more.write("two")
-    more.close()
-    table.seek(0)
-    first = table.read(1)
-    table.write("X") if first == "a" else None
-    table.close()
-    ddp.barrier()
-    with open("lines.txt", "a") as f:
-        print("trained", file=f)
-"""
-
-
-@pytest.mark.parametrize("nproc", [1, 3])
-def test_files_are_written_once_however_many_come_that_way(warm: Warm, tmp_path: Path, nproc: int) -> None:
-    (tmp_path / "more.txt").write_text("zero ")
-    (tmp_path / "options.txt").write_text("an older run's, which was longer\n")
-    done = warm.start(write(tmp_path, EARLY), nproc=nproc, cwd=tmp_path, forked=True)
-    assert done.returncode == 0, done.stderr
-    found = {path.name: path.read_text() for path in tmp_path.glob("*.*") if path.suffix != ".py"}
-    expected = {
-        "options.txt": "lr: 0.1\n",
-        "lines.txt": "started\ntrained\n",
-        "log.txt": "before\nafter\n",
-        "flushed.txt": "one two",
-        "more.txt": "zero one two",
-        "table.txt": "abcX",
-        "plain.json": '"plain"',
-    }
-    assert found == expected
-
-
 BEFORE_THE_WRAP = (Path(__file__).parent / "before_the_wrap.py").read_text()
 
 
 def test_what_is_done_before_the_wrap_is_done_once_and_seen_by_all(warm: Warm, tmp_path: Path) -> None:
     """An archive that is removed, a file that is written over, a folder named by the clock, a file that stays open."""
+    (tmp_path / "more.txt").write_text("zero ")
     done = warm.start(write(tmp_path, BEFORE_THE_WRAP), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()
     assert first == second
     assert '"inner", [0], [1], [2], "[2]", 3, true, "before\\nafter\\nmore\\n", 3, 0, "x\\n", false, []' in first
     assert (tmp_path / "prog").read_text() == "x\n"
+    assert (tmp_path / "more.txt").read_text() == "zero one two"
 
 
 def test_a_large_file_that_is_removed_before_the_wrap_is_missed_loudly(warm: Warm, tmp_path: Path) -> None:
@@ -292,16 +221,3 @@ def test_a_large_file_that_is_removed_before_the_wrap_is_missed_loudly(warm: War
     done = warm.start(write(tmp_path, body), cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "True\n")
     assert "rank 0 has removed or overwritten it since, before the first wrap: start again" in done.stderr
-
-
-def test_the_runtime_replaces_no_more_than_it_says(ranks: RankPool) -> None:
-    """`REPLACED` is what docs/architecture.md has."""
-    for found in ranks(2, _replaced):
-        assert len(found) <= 32
-        assert "os.rename" in found
-
-
-def _replaced() -> list[str]:
-    from dp2ddp_runtime import files
-
-    return list(files.REPLACED)

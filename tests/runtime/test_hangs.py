@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from pathlib import Path
@@ -34,7 +33,6 @@ def is_alive(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("line", "code", "told"),
     [
-        ("pass", 0, []),
         ("raise ValueError('boom')", 1, ["Traceback", "ValueError: boom"]),
         ("if is_last: raise ValueError('boom')", 1, ["rank 1 of 2 failed:", "ValueError: boom"]),
         ("sys.exit(3)", 3, []),
@@ -42,11 +40,6 @@ def is_alive(pid: int) -> bool:
         ("if is_last: os._exit(7)", 7, ["rank 1 ended with exit code 7"]),
         ("if is_last: os.kill(os.getpid(), signal.SIGKILL)", 137, ["rank 1 was ended by signal 9", "out of memory?"]),
         ("if not is_last: os._exit(5)", 5, []),
-        (
-            "if is_last: net(x)",
-            1,
-            ["have come apart", f"rank 1 at train.py:{FIRST}", f"rank 0 at train.py:{FIRST + 1}"],
-        ),
         (
             "fails = net.module.register_forward_pre_hook(lambda *_: 1 / 0 if is_last else None)\n"
             "try: net(x)\nexcept ArithmeticError: fails.remove()",
@@ -71,7 +64,7 @@ def test_the_end_of_a_rank_is_told_once_and_ends_all(
         assert text in done.stderr
     assert done.stderr.count("Traceback") <= 1
     assert bool(done.stderr) == bool(told)
-    assert ("end" in done.stdout.split()) == (line == "pass")
+    assert "end" not in done.stdout.split()
     assert time.monotonic() - began < 60
 
 
@@ -131,8 +124,6 @@ def test_a_job_in_which_nothing_moves_ends(warm: Warm, tmp_path: Path) -> None:
 
 
 LOOP = """
-got = []
-{handler}
 try:
     for step in range(2000):
         net(x)
@@ -148,17 +139,16 @@ print("together", told[0] == told[1], step < 1999)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
-@pytest.mark.parametrize("when", ["before", "behind"])
+@pytest.mark.parametrize(
+    ("number", "when"), [(signal.SIGINT, "behind"), (signal.SIGTERM, "before"), (signal.SIGUSR1, "behind")]
+)
 def test_signals_of_rank_0_are_all_ranks_at_the_same_step(warm: Warm, tmp_path: Path, number: int, when: str) -> None:
     """Ctrl-C, and handlers that the script has set before the wrap or behind it."""
-    set_it = f"signal.signal({int(number)}, lambda *_: got.append(step))" if number != signal.SIGINT else ""
-    head = HEAD
-    if when == "before":
-        head, set_it = HEAD.replace("net = ", f"got = []\n{set_it}\nnet = "), ""
-    loop = LOOP.format(handler=set_it)
-    loop = loop.replace("got = []\n", "") if when == "before" else loop
-    with warm.started(write(tmp_path, head + loop), forked=True) as started:
+    handler = "got = []\n"
+    if number != signal.SIGINT:
+        handler += f"signal.signal({int(number)}, lambda *_: got.append(step))\n"
+    head = HEAD.replace("net = ", f"{handler}net = ") if when == "before" else HEAD + handler
+    with warm.started(write(tmp_path, head + LOOP), forked=True) as started:
         started.wait_for_output("ready")
         started.process.send_signal(number)
         done = started.wait()
@@ -207,8 +197,3 @@ def test_rank_0_is_interrupted_where_it_waits_for_a_rank_that_does_not_come(
     assert done.returncode == 130
     assert "nterrupt" in done.stderr
     assert time.monotonic() - began < 15
-
-
-def test_lines_of_this_file_are_counted_right() -> None:
-    assert os.path.basename(__file__) == "test_hangs.py"
-    assert FIRST == 11

@@ -41,17 +41,17 @@ TRAIN = """
 
 
 class Machines:
-    """Machines that reach each other by their addresses, and by no names."""
+    """Two machines that reach each other by their addresses, and by no names."""
 
-    def __init__(self, count: int, folder: Path) -> None:
-        self.names = [f"dp2ddp-{os.getpid()}-{number}" for number in range(count + 1)]
+    def __init__(self, folder: Path) -> None:
+        self.names = [f"dp2ddp-{os.getpid()}-{number}" for number in range(3)]
         self.folder = folder
-        hub = self.names[count]
+        hub = self.names[2]
         for name in self.names:
             _ip("netns", "add", name)
         _ip("-n", hub, "link", "add", "name", "hub0", "type", "bridge")
         _ip("-n", hub, "link", "set", "hub0", "up")
-        for number, name in enumerate(self.names[:count]):
+        for number, name in enumerate(self.names[:2]):
             _ip("-n", hub, "link", "add", f"to{number}", "type", "veth", "peer", "name", "eth0", "netns", name)
             _ip("-n", hub, "link", "set", f"to{number}", "master", "hub0", "up")
             _ip("-n", name, "addr", "add", f"10.231.0.{number + 1}/24", "dev", "eth0")
@@ -60,16 +60,16 @@ class Machines:
             (folder / f"machine{number}").mkdir()
 
     @contextmanager
-    def torchrun(self, warm: Warm, ranks: int, script: Path, *arguments: str) -> Iterator[list[Started]]:
-        """As `docs/launching.md` has it, an agent on each machine."""
+    def torchrun(self, warm: Warm, script: Path) -> Iterator[list[Started]]:
+        """As `docs/launching.md` has it, an agent on each machine, and two ranks."""
         env = {"PYTHONHASHSEED": "0", "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
         with ExitStack() as running:
             agents = []
-            for number, name in enumerate(self.names[:-1]):
-                command = ["-m", "torch.distributed.run", f"--nnodes={len(self.names) - 1}"]
-                command += [f"--nproc-per-node={ranks}", "--rdzv-backend=c10d", "--rdzv-endpoint=10.231.0.1:29500"]
+            for number, name in enumerate(self.names[:2]):
+                command = ["-m", "torch.distributed.run", "--nnodes=2"]
+                command += ["--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=10.231.0.1:29500"]
                 command += [f"--local-addr=10.231.0.{number + 1}", *(["--rdzv-conf=is_host=true"] * (number == 0))]
-                command += [str(script), str(self.folder), str(self.folder / f"machine{number}"), *arguments]
+                command += [str(script), str(self.folder), str(self.folder / f"machine{number}"), "go on"]
                 started = warm.started(*command, nproc=None, env=env, network=name, forked=True)
                 agents.append(running.enter_context(started))
             yield agents
@@ -84,51 +84,39 @@ def _ip(*arguments: str) -> None:
 
 
 @pytest.fixture
-def machines(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Machines]:
+def machines(tmp_path: Path) -> Iterator[Machines]:
     if shutil.which("ip") is None:
         pytest.skip("needs `ip` (iproute2)")
     trial = subprocess.run(["unshare", "--net", "true"], check=False, capture_output=True)
     if trial.returncode or os.geteuid() != 0:
         pytest.skip("network namespaces are not permitted here")
-    made = Machines(request.param, tmp_path)
+    made = Machines(tmp_path)
     try:
         yield made
     finally:
         made.close()
 
 
-@pytest.fixture(scope="module")
-def on_one_machine(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> str:
+def on_one_machine(warm: Warm, folder: Path) -> str:
     """What four ranks of one machine train."""
-    folder = tmp_path_factory.mktemp("one")
+    folder.mkdir()
     done = warm.start(write(folder, TRAIN), folder, folder, nproc=4, env={"OMP_NUM_THREADS": "1"}, forked=True)
     assert done.returncode == 0, done.stderr
     return (folder / "told").read_text()
 
 
-@pytest.mark.parametrize("machines", [4], indirect=True)
-def test_four_machines_train_as_one(warm: Warm, machines: Machines, tmp_path: Path, on_one_machine: str) -> None:
-    with machines.torchrun(warm, 1, write(tmp_path, TRAIN)) as agents:
-        for agent in agents:
-            done = agent.wait(200)
-            assert done.returncode == 0, done.stderr
-    assert (tmp_path / "told").read_text() == on_one_machine
-    for number in range(4):
-        own = {f"through {number}"}
-        assert set(os.listdir(tmp_path / f"machine{number}")) == own | ({"own.pt"} if number == 0 else set())
-
-
-@pytest.mark.parametrize("machines", [2], indirect=True)
-def test_two_machines_of_which_one_leaves(warm: Warm, machines: Machines, tmp_path: Path, on_one_machine: str) -> None:
+def test_two_machines_train_as_one_until_one_leaves(warm: Warm, machines: Machines, tmp_path: Path) -> None:
     """It is killed with its agent: all ranks end, there and on the other machine, which says so once."""
-    with machines.torchrun(warm, 2, write(tmp_path, TRAIN), "go on") as (first, second):
+    with machines.torchrun(warm, write(tmp_path, TRAIN)) as (first, second):
         deadline = time.monotonic() + 200
         while len(list(tmp_path.glob("machine*/through*"))) < 4:
             ended = [agent.wait().stderr for agent in (first, second) if agent.process.poll() is not None]
             assert ended == []
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        assert (tmp_path / "told").read_text() == on_one_machine
+        assert (tmp_path / "told").read_text() == on_one_machine(warm, tmp_path / "one")
+        found = [set(os.listdir(tmp_path / f"machine{number}")) for number in range(2)]
+        assert found == [{"through 0", "through 1", "own.pt"}, {"through 2", "through 3"}]
         second.process.kill()
         begin = time.monotonic()
         done = first.wait(60)

@@ -16,8 +16,6 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import DataLoader, TensorDataset
 from training import Net, Parameters, data, data_parallel, device, difference, seeded, snapshot
 
-EVERYWHERE = pytest.mark.parametrize("ranks", ["cpu", "cuda"], indirect=True)
-
 
 def write_and_read(path: Path) -> tuple[list[Any], int]:
     """What is read right behind each of three saves, by whom, and how often this rank has written a file."""
@@ -41,7 +39,6 @@ def write_and_read(path: Path) -> tuple[list[Any], int]:
     return read, len(written)
 
 
-@EVERYWHERE
 def test_p5_files_are_written_once_and_whole(ranks: RankPool, tmp_path: Path) -> None:
     path = tmp_path / "net.pt"
     (first, times), (second, none) = ranks(2, write_and_read, path)
@@ -83,7 +80,7 @@ def train_epoch(net: Any, optimizer: torch.optim.Optimizer) -> None:
         optimizer.step()
 
 
-@EVERYWHERE
+@pytest.mark.parametrize("ranks", ["cuda"], indirect=True)
 def test_p6_either_loads_what_the_other_saved(ranks: RankPool, tmp_path: Path) -> None:
     """Whoever saves and whoever loads: the parameters are those of a run that was never interrupted, bit for bit."""
     expected = ranks.original(save_and_go_on, True, tmp_path / "original.pt")

@@ -25,9 +25,6 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler, Subset, TensorDataset, WeightedRandomSampler
 from training import Net, Parameters, Sized, Wrap, data, data_parallel, device, difference, distance, seeded, snapshot
 
-#: Where the ranks compute.
-EVERYWHERE = pytest.mark.parametrize("ranks", ["cpu", "cuda"], indirect=True)
-
 
 class Numbered(Sized):
     """Sample `i` is the number `i`."""
@@ -117,7 +114,7 @@ def read_all(workers: int) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("ranks", "n", "workers"),
-    [("cpu", 1, 0), ("cpu", 2, 0), ("cpu", 3, 0), ("cpu", 3, 2), ("cuda", 2, 2)],
+    [("cpu", 1, 0), ("cpu", 3, 0), ("cpu", 3, 2), ("cuda", 2, 2)],
     indirect=["ranks"],
 )
 def test_p1_each_batch_is_the_originals(ranks: RankPool, n: int, workers: int) -> None:
@@ -134,7 +131,7 @@ def own_rows(kind: str, workers: int) -> list[list[int]]:
     return [batch.to(device())._rows.tolist() for _ in range(2) for batch in loader]
 
 
-@pytest.mark.parametrize(("ranks", "n", "workers"), [("cpu", 2, 0), ("cpu", 3, 2), ("cuda", 2, 0)], indirect=["ranks"])
+@pytest.mark.parametrize(("ranks", "n", "workers"), [("cpu", 3, 2), ("cuda", 2, 0)], indirect=["ranks"])
 def test_p1_each_row_has_one_owner(ranks: RankPool, n: int, workers: int) -> None:
     """The ranks' rows together are the batch, in `torch.chunk`'s sizes; idle ranks have rank 0's."""
     for kind in KINDS:
@@ -152,7 +149,6 @@ def read_unseeded() -> list[list[int]]:
     return [batch.to(device()).tolist() for batch in loader]
 
 
-@EVERYWHERE
 def test_p1_a_sampler_with_randomness_of_its_own_is_rank_0s(ranks: RankPool) -> None:
     first, second = ranks(2, read_unseeded)
     assert first == second
@@ -175,7 +171,8 @@ def read_mixture() -> None:
 
 def test_p1_a_sampler_that_draws_otherwise_on_each_rank_ends_the_job(ranks: RankPool) -> None:
     """Not a batch is trained on that is a mixture."""
-    with pytest.raises(RankError, match=r"Divergence: .*differs between the ranks"):
+    told = r"the batch that a loader's sampler gives at test_promises.py:\d+ differs between the ranks"
+    with pytest.raises(RankError, match=told):
         ranks(2, read_mixture)
 
 
@@ -280,9 +277,7 @@ def augmented(size: int) -> Any:
     return batches
 
 
-@pytest.mark.parametrize(
-    ("ranks", "n", "size"), [("cpu", 2, 16), ("cpu", 3, 15), ("cpu", 3, 13), ("cuda", 2, 15)], indirect=["ranks"]
-)
+@pytest.mark.parametrize(("ranks", "n", "size"), [("cpu", 3, 13), ("cuda", 2, 15)], indirect=["ranks"])
 def test_p1_holds_for_samples_that_draw_random_numbers(ranks: RankPool, n: int, size: int) -> None:
     """Without workers the draws come from the shared stream, and so decide on the shuffles that follow."""
     assert ranks(n, augmented, size) == [augmented(size)] * n
@@ -342,7 +337,7 @@ def accuracy() -> tuple[int, int, int, float]:
     return seen, correct, ranked, losses / seen
 
 
-@pytest.mark.parametrize(("ranks", "n"), [("cpu", 2), ("cpu", 3), ("cuda", 2)], indirect=["ranks"])
+@pytest.mark.parametrize(("ranks", "n"), [("cpu", 3), ("cuda", 2)], indirect=["ranks"])
 def test_p4_numbers_are_the_originals(ranks: RankPool, n: int) -> None:
     (expected,) = ranks(1, accuracy)
     assert expected[0] == 23

@@ -67,8 +67,7 @@ def test_everything_is_said_once(warm: Warm, tmp_path: Path, launcher: tuple[str
     assert "longer than ten bytes\n" in found.values()
 
 
-@pytest.mark.parametrize("launcher", [(), TORCHRUN])
-def test_an_error_in_a_thread_of_another_rank_is_heard(warm: Warm, tmp_path: Path, launcher: tuple[str, ...]) -> None:
+def test_an_error_in_a_thread_of_another_rank_is_heard(warm: Warm, tmp_path: Path) -> None:
     body = """
         import threading
         ddp.setup()
@@ -81,7 +80,7 @@ def test_an_error_in_a_thread_of_another_rank_is_heard(warm: Warm, tmp_path: Pat
         time.sleep(1.5)
         ddp.barrier()
         """
-    done = warm.start(*launcher, write(tmp_path, body), nproc=None if launcher else 2, forked=True)
+    done = warm.start(write(tmp_path, body), forked=True)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("ZeroDivisionError") == 1
     assert done.stderr.count("an error in a thread of rank 1:") == 1
@@ -157,10 +156,11 @@ def train():
 """
 
 
-@pytest.mark.parametrize("early", ["import matplotlib", "import matplotlib.pyplot as plt; plt.ion()"])
-def test_windows_are_rank_0s(warm: Warm, tmp_path: Path, early: str) -> None:
+def test_windows_are_rank_0s(warm: Warm, tmp_path: Path) -> None:
+    """Also where the script has turned them on ahead of `setup`."""
     pytest.importorskip("matplotlib")
     (tmp_path / "window.py").write_text(_BACKEND)
+    early = "import matplotlib.pyplot as plt; plt.ion()"
     script = write(tmp_path, f"{_WINDOWS}\n{early}\nddp.setup()\nddp.wrap_model(torch.nn.Linear(2, 1))\ntrain()\n")
     done = warm.start(script, env={"MPLBACKEND": "module://window"}, cwd=tmp_path, forked=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "[1, 0]\n", "")

@@ -6,7 +6,7 @@ import ctypes
 import functools
 import logging
 import os
-import time
+import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,13 +16,8 @@ from dp2ddp_runtime import main_only
 from dp2ddp_runtime.main_only import Absent
 from rank_pool import meet
 
-
-def write_slowly(path: Path, text: str) -> None:
-    time.sleep(0.4)
-    path.write_text(text)
-
-
-# --- main_only ---
+from dp2ddp.convert.pipeline import convert_source
+from dp2ddp.rules import Options
 
 
 class in_c:  # noqa: N801 - stands for a library
@@ -100,6 +95,32 @@ def test_absent_takes_everything_and_gives_nothing() -> None:
         run.config["wd"] + 1
     with pytest.raises(TypeError):
         float(run.summary.best)  # type: ignore[arg-type]
+
+
+def _keys(folder: str) -> list[int]:
+    """A converted loop that ends at a key: `cv2` as the conversion leaves it, by the catalogue."""
+    names: dict[str, Any] = {}
+    script = "import cv2\nimport torch.nn as nn\nnet = nn.DataParallel(nn.Linear(4, 2))\n" + _LOOP
+    text = convert_source(script, "script.py", Options()).new_text.replace("ddp.setup()", "")
+    sys.path.insert(0, folder)
+    exec(compile(text, "script.py", "exec"), names)
+    return [names["rounds"], len(names["cv2"].shown)]
+
+
+_LOOP = """
+rounds = 0
+while True:
+    rounds += 1
+    cv2.imshow("x", 1)
+    if cv2.waitKey(1) == 27:
+        break
+"""
+
+
+def test_a_window_s_key_is_one_answer(ranks: Any, tmp_path: Path) -> None:
+    stand_in = "shown = []\ndef imshow(*args):\n    shown.append(args[0])\ndef waitKey(ms):\n    return 27\n"
+    (tmp_path / "cv2.py").write_text(stand_in)
+    assert ranks(2, _keys, str(tmp_path)) == [[1, 1], [1, 0]]
 
 
 def test_what_main_only_leaves(ranks: Any) -> None:

@@ -10,26 +10,6 @@ import torch
 from starts import TORCHRUN, Warm, write
 
 
-def test_torchrun_starts_the_ranks_again(warm: Warm, tmp_path: Path) -> None:
-    """On each attempt another rank fails: what the ones before have left in torchrun's store misleads nobody."""
-    body = """
-        attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-        ddp.setup(timeout=60)
-        ddp.wrap_model(torch.nn.Linear(1, 1))
-        for step in range(20):
-            total = sum(ddp.gather(torch.ones(3)))
-            if (step, ddp.rank()) == (10, 1 - attempt):
-                raise ValueError(f"failed in attempt {attempt}")
-        print("attempt", attempt, total.tolist())
-        """
-    given = (*TORCHRUN, "--max-restarts=2", write(tmp_path, body))
-    done = warm.start(*given, nproc=None, env={"PYTHONHASHSEED": "0"}, forked=True)
-    assert (done.returncode, done.stdout) == (0, "attempt 2 [2.0, 2.0, 2.0]\n"), done.stderr
-    assert "hashes strings" not in done.stderr
-    errors = [line.partition("ValueError: ")[2] for line in done.stderr.splitlines() if "ValueError: " in line]
-    assert errors == ["failed in attempt 0", "failed in attempt 1"]
-
-
 def test_a_training_that_was_started_again_comes_out_the_same(warm: Warm, tmp_path: Path) -> None:
     """By the script's own `--resume`, after a rank was killed in the middle of an epoch."""
     body = """

@@ -136,7 +136,7 @@ def together(parts: tuple[Any, ...]) -> torch.Tensor:
 
 def compared(case: Case, whole: torch.Tensor, is_output: bool = False) -> Iterator[tuple[Any, Any]]:
     """What the ranks make of their rows together, and what one process makes of the whole batch."""
-    for size in (2, 3, 4, 5):
+    for size in (2, 5):
         torch.manual_seed(1)
         expected = case(whole.clone())
         expected = expected if isinstance(expected, list) else [expected]

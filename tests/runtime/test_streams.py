@@ -14,7 +14,7 @@ import dp2ddp_runtime as ddp
 import numpy as np
 import pytest
 import torch
-from dp2ddp_runtime import codec, streams
+from dp2ddp_runtime import streams
 from dp2ddp_runtime.world import world
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -70,29 +70,6 @@ def test_where_a_forward_draws_the_shared_stream_stays_as_it_was(steps: list[tup
         assert next(both) == next(parts[is_own])
 
 
-def test_the_first_forward_that_draws_from_numpy_leaves_it_as_it_was_too() -> None:
-    np.random.seed(4)
-    expected, own = np.random.rand(3).tolist(), streams.Stream(rank=1)
-    np.random.seed(4)
-    found, inside = [np.random.rand()], []
-    for _ in range(2):
-        with own:
-            inside.append(np.random.rand())
-        found.append(np.random.rand())
-    assert found == expected
-    assert not set(inside) & set(expected[2:])
-
-
-def test_states_are_plain_values() -> None:
-    ddp.seed_everything(5)
-    draw_odd()
-    states = codec.decode(codec.encode(streams.capture()))
-    expected = [draw_odd(), *draw(2)], torch.initial_seed()
-    ddp.seed_everything(6)
-    streams.restore(states)
-    assert ([draw_odd(), *draw(2)], torch.initial_seed()) == expected
-
-
 @pytest.mark.parametrize("name", sorted(DRAWS))
 def test_a_position_tells_whether_something_was_drawn_and_leads_back(name: str) -> None:
     own = random.Random(3), np.random.default_rng(3), np.random.RandomState(3), torch.Generator()
@@ -119,18 +96,6 @@ def test_seed_everything_is_what_seeding_by_hand_gives() -> None:
     for seed in (2**40 + 5, float(2**40 + 5)):  # torch takes both
         ddp.seed_everything(seed)  # type: ignore[arg-type]
         assert draw(3) == expected
-
-
-def test_deterministic_sets_the_cudnn_flags() -> None:
-    before = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
-    try:
-        torch.backends.cudnn.benchmark = True
-        ddp.seed_everything(1)
-        assert torch.backends.cudnn.benchmark
-        ddp.seed_everything(1, deterministic=True)
-        assert (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark) == (True, False)
-    finally:
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before
 
 
 def adopt() -> Any:
@@ -172,22 +137,6 @@ def test_own_streams_begin_anew_where_the_script_seeds_torch(ranks: RankPool) ->
     assert len({*first, *second}) == 8
     generator = torch.Generator().manual_seed(streams.replica_seed(3, 1))
     assert second[0] == torch.rand(1, generator=generator).item()
-
-
-def test_forwards_are_cheap() -> None:
-    """They took 0.6 ms in a step of 25; aim at 0.05."""
-    own = streams.Stream(rank=1)
-    for _ in range(10):
-        with own:
-            pass
-    best = 1.0
-    for _ in range(20):
-        start = time.process_time()
-        for _ in range(20):
-            with own:
-                pass
-        best = min(best, (time.process_time() - start) / 20)
-    assert best < 0.0002
 
 
 class Drawing(Sized):
@@ -236,7 +185,7 @@ def read_in_a_thread(kind: Any, shard: bool) -> Any:
     return found, torch.rand(1).item()
 
 
-@pytest.mark.parametrize(("n", "kind"), [(2, DataLoader), (3, DataLoader), (2, Ahead)])
+@pytest.mark.parametrize(("n", "kind"), [(3, DataLoader), (2, Ahead)])
 def test_a_thread_that_reads_a_loader_gets_the_originals_batches(ranks: RankPool, n: int, kind: Any) -> None:
     expected = read_in_a_thread(kind, False)
     for found in ranks(n, read_in_a_thread, kind, True):

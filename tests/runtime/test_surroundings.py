@@ -1,4 +1,4 @@
-"""What goes on around a job: others on the machine, a reader of its output that ends, a terminal that is closed."""
+"""What goes on around a job: a reader of its output that ends, a terminal that is closed."""
 
 from __future__ import annotations
 
@@ -6,38 +6,12 @@ import os
 import signal
 import sys
 import time
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from starts import Warm, write
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked")
-
-
-def test_four_jobs_at_once_know_nothing_of_each_other(warm: Warm, tmp_path: Path) -> None:
-    """Each with its own folder; nothing else tells them apart."""
-    body = """
-        ddp.setup(timeout=100)
-        ddp.wrap_model(torch.nn.Linear(1, 1))
-        net = ddp.wrap_model(torch.nn.Linear(2, 1, bias=False))
-        torch.nn.init.constant_(net.module.weight, float(sys.argv[1]))
-        for _ in range(20):
-            net(torch.ones(4, 2)).mean().backward()
-        ddp.save(net.module.state_dict(), "net.pt")
-        print(ddp.load("net.pt")["weight"].sum().item(), net.module.weight.grad.sum().item(), sum(ddp.gather(1)))
-        """
-    script = write(tmp_path, body)
-    folders = [tmp_path / str(number) for number in range(4)]
-    with ExitStack() as running:
-        jobs = []
-        for number, folder in enumerate(folders):
-            folder.mkdir()
-            jobs.append(running.enter_context(warm.started(script, number, cwd=folder, forked=True)))
-        done = [job.wait() for job in jobs]
-    told = [(each.returncode, each.stdout, each.stderr) for each in done]
-    assert told == [(0, f"{2.0 * number} 40.0 2\n", "") for number in range(4)]
-    assert [os.listdir(folder) for folder in folders] == [["net.pt"]] * 4
 
 
 def test_a_reader_that_ends_ends_the_job_with_one_message(warm: Warm, tmp_path: Path) -> None:
