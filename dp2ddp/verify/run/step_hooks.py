@@ -91,7 +91,7 @@ class Recorder:
 
     def loses(self, what: str) -> None:
         """Notes, once, what replicas lose that one GPU keeps."""
-        self._once_each("lost", what)
+        self._once("lost", value=what)
 
     def forward(self, module: Any, replica: int, call: Any, runs: Any) -> Callable[[Any], None]:
         """Notes what a replica of a wrapped model is called with, in which mode, and with which buffers.
@@ -137,7 +137,7 @@ class Recorder:
         name = os.path.relpath(os.path.realpath(path), os.path.realpath(self._work))
         is_scripts = not name.startswith(os.pardir) and not name.endswith((".pyc", scratch.COPY))
         if is_scripts and not self._events.closed:  # at the exit it is
-            self._once_each("wrote", name)
+            self._once("wrote", value=name)
 
     def _watch(
         self,
@@ -163,14 +163,10 @@ class Recorder:
         self._events.write(json.dumps({"kind": kind, "step": self._step, **values}) + "\n")
 
     def _once(self, kind: str, **values: Any) -> None:
-        if kind not in self._told:
-            self._told.add(kind)
+        told = (kind, *values.values())
+        if told not in self._told:
+            self._told.add(told)
             self._write(kind, **values)
-
-    def _once_each(self, kind: str, value: str) -> None:
-        if (kind, value) not in self._told:
-            self._told.add((kind, value))
-            self._write(kind, value=value)
 
     def _at(self) -> str | None:
         """The script's own line that is running, as `train.py:12`; None where it isn't the script that runs."""
