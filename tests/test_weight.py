@@ -22,7 +22,7 @@ LIMITS = {
     "dp2ddp/rewrite": 625,
     "dp2ddp/rules": 1_875,
     "dp2ddp/source": 825,
-    "dp2ddp/verify": 5_575,
+    "dp2ddp/verify": 5_525,
     "runtime/dp2ddp_runtime": 7_400,
     "tests": 1_600,
     "tests/analysis": 900,

@@ -88,8 +88,10 @@ def _in_folder(folder: Path, script: str, conversion: str, seed: int | None) -> 
 
 
 def _mistakes(folder: Path, mistakes: Sequence[Mistake], jobs: int) -> list[Judged]:
+    texts = {mistake: mistake.text() for mistake in mistakes}  # two threads that convert get in each other's way
+
     def run(mistake: Mistake) -> Judged:
-        return Judged(mistake, _in_folder(folder, mistake.script, mistake.text(), None))
+        return Judged(mistake, _in_folder(folder, mistake.script, texts[mistake], None))
 
     return list(_each(run, mistakes, jobs))
 

@@ -345,6 +345,7 @@ class _Seen:
 
     def __init__(self, rank: int) -> None:
         self._rank, self._turn, self._next = rank, -1, time.monotonic() + _LOOKS_FURTHER_AFTER
+        self._met = world.met
 
     def __call__(self) -> bool:
         if world.groups is None:
@@ -357,7 +358,9 @@ class _Seen:
         # As `hangs` has it, of ranks on other machines, and of other collectives.
         for state in told.told(f"state{self._rank}") or ():
             before, self._turn = self._turn, state["turn"]
-            waits = state["waits"] and not (self._rank == 0 and state["waits"].startswith("rank "))
+            # It may still be in a message that this rank has left: another rank's part is on its way to it.
+            waits = state["waits"] and state["met"] >= self._met
+            waits = waits and not (self._rank == 0 and state["waits"].startswith("rank "))
             return bool(state["left"] or (waits and 0 <= before < self._turn))
         return False
 

@@ -321,6 +321,7 @@ class _Watch:
             "does": "" if waits else text,
             "for": time.monotonic() - self._moved[2],
             "passed": world.passed,
+            "met": world.met,
             "debugs": debugs,
             "raised": world.raised,
         }

@@ -12,12 +12,13 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
+from torch.utils.data import get_worker_info
 
 from . import place
-from .acting import acting
+from .acting import acting, mode
 from .birth import birth
 from .disk import EVERYTHING, changing, disk
 from .rows import materialize
@@ -80,6 +81,8 @@ class _Called:
         return self.__dict__.setdefault("_absent", _on_this_rank(self._target))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._counts and (mode.get() == "sample" or get_worker_info() is not None):
+            return self._target(*args, **kwargs)  # each rank loads its own samples: nobody else writes for them
         if not disk.is_used:
             return self._present(*args, **kwargs)
         args, kwargs = materialize((args, kwargs))
@@ -148,8 +151,8 @@ class Absent:
     """What other ranks hold in place of an object that only rank 0 has.
 
     It can be called, entered, indexed, iterated (nothing comes) and asked for any attribute; what is set as one is
-    kept. It is true, as the object on rank 0 is, so that `if writer:` goes the same way. It is no number: arithmetic on
-    it raises `TypeError`, because a result that only rank 0 has must not reach the training.
+    kept. It is true, as the object on rank 0 is, so that `if writer:` goes the same way. It is no number and no array:
+    who takes it as one gets a `TypeError`, because a result that only rank 0 has must not reach the training.
     """
 
     def __init__(self, name: str) -> None:
@@ -183,6 +186,14 @@ class Absent:
 
     def __exit__(self, *error: object) -> None:
         return None
+
+    def _no_value(self, *args: object, **kwargs: object) -> NoReturn:
+        raise TypeError(
+            f"{self._absent_name} is on rank 0 alone (ddp.main_only), and its value is taken at {place.line()}. "
+            "Read it from a file that is closed, or keep it beside what is written"
+        )
+
+    __array__ = __float__ = __int__ = __index__ = _no_value
 
     def __repr__(self) -> str:
         return f"<{self._absent_name}: on rank 0 alone>"

@@ -59,6 +59,7 @@ class World:
         self.links: links.Links | None = None
         self.pid = os.getpid()
         self.count = 0  # messages so far
+        self.met = 0  # those of them that are over for this rank
         self.waits: list[tuple[str, str]] = []
         self.passed = 0  # how often it has got what it waited for
         self.agreed: list[tuple[str, Any]] = []  # to be compared with the next message
@@ -165,6 +166,7 @@ def exchange(kind: str, value: Any = None, tensors: Sequence[torch.Tensor] = ())
     message = b"".join([len(head).to_bytes(8, "little"), head, *map(codec.memory, sent)])
     with waiting(kind):
         found = [_parsed(each) for each in _all_gather(message)]
+    world.met = world.count
     _compare([head for head, _ in found])
     told = [Told(*_value(head, data)) for head, data in found]
     if any(head[4] for head, _ in found):

@@ -10,6 +10,7 @@ import json
 import os
 import stat
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -20,6 +21,7 @@ import dp2ddp_runtime as ddp
 import numpy as np
 import pytest
 import torch
+from dp2ddp_runtime.world import world
 from test_rank_zero import in_c
 
 _LATE = 0.03  # seconds
@@ -241,3 +243,17 @@ def test_whichever_rank_is_late(ranks: Any, tmp_path: Path, shape: Any, late: in
     found = ranks(2, _run, shape, tmp_path / "ranks", late, timeout=60)
     assert found == wanted * 2
     assert _content(tmp_path / "ranks") == _content(tmp_path / "one")
+
+
+def test_a_rank_that_waits_in_a_message_which_this_one_has_left_has_passed_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may wait there for a third rank's part, and hasn't come to what lies behind that message."""
+    told = [{"turn": turn, "waits": "the rows", "met": met, "left": False} for turn, met in enumerate([4, 4, 4, 5])]
+    disk: Any = sys.modules["dp2ddp_runtime.disk"]
+    monkeypatch.setattr(world, "met", 5)
+    monkeypatch.setattr(world, "groups", {})
+    monkeypatch.setattr(disk, "_LOOKS_FURTHER_AFTER", 0)
+    monkeypatch.setattr(disk.told, "told", lambda key: [told.pop(0)])
+    seen = disk._Seen(0)
+    assert [seen() for _ in range(4)] == [False, False, False, True]

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from dp2ddp_runtime import main_only
+import torch
+from dp2ddp_runtime import main_only, shard_loader
 from dp2ddp_runtime.main_only import Absent
 from rank_pool import meet
 
@@ -93,8 +94,33 @@ def test_absent_takes_everything_and_gives_nothing() -> None:
     assert (list(run), bool(run)) == ([], True)
     with pytest.raises(TypeError):
         run.config["wd"] + 1
-    with pytest.raises(TypeError):
-        float(run.summary.best)  # type: ignore[arg-type]
+    for take in (float, int, np.asarray):
+        with pytest.raises(TypeError, match=r"wandb.summary.best is on rank 0 alone .* its value is taken at .*:\d+"):
+            take(run.summary.best)  # type: ignore[operator]
+
+
+class Shown(torch.utils.data.Dataset[int]):
+    """Each sample writes a picture of itself, as C++ does it."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        main_only(in_c.write)(f"{index}.png", "")
+        return index
+
+
+def _load_shown(folder: str, workers: int) -> None:
+    os.chdir(folder)
+    loader = torch.utils.data.DataLoader(Shown(), 4, num_workers=workers)
+    for _ in shard_loader(loader):
+        pass
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_each_rank_writes_what_its_own_samples_write(ranks: Any, tmp_path: Path, workers: int) -> None:
+    ranks(2, _load_shown, str(tmp_path), workers)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{index}.png" for index in range(8)]
 
 
 def _keys(folder: str) -> list[int]:

@@ -88,6 +88,15 @@ def test_what_replicas_break_is_judged_by_one_gpu(
     assert any(why in note and "compared with one GPU's training" in note for note in told["notes"]), told["notes"]
 
 
+def test_a_model_that_is_wrapped_twice_is_judged_by_one_gpu(verify: Callable[..., Result]) -> None:
+    """On GPUs the second replica's parameters aren't where the inner wrapper looks for them."""
+    script = ONE_GPU.replace("FORWARD", "return self.norm(self.fc(x))").replace("LAST", "''")
+    script = script.replace("nn.DataParallel(Net())", "nn.DataParallel(nn.DataParallel(Net()))")
+    told = json.loads(verify(script, None, "--format", "json").stdout)
+    assert (told["verdict"], told["reference"], len(told["steps"])) == ("agree", "one GPU", 3), told
+    assert "can't run an nn.DataParallel that is within it" in "".join(told["notes"])
+
+
 def test_one_gpu_draws_other_numbers_and_shows_nothing(verify: Callable[..., Result]) -> None:
     script = ONE_GPU.replace("FORWARD", "self.seen += 1; return F.dropout(self.fc(x)) * self.seen").replace(
         "LAST", "''"

@@ -165,13 +165,11 @@ def _call(sides: Sides, one: Forward, other: Forward) -> Finding | None:
     if size > TOLERANCE:
         what = f"what {one.model} is given{on} differs by {size:.1e}, of the same samples"
         return Finding("input", what, "they are augmented, transformed or drawn otherwise", step, None, size)
-    pairs = zip(one.buffers, other.buffers)
-    which, size = max(enumerate(relative(a, b) for a, b in pairs), key=lambda each: each[1], default=(0, 0.0))
-    if size > TOLERANCE:
-        names = next((each.buffers for each in sides.ours.wrapped if each.model == one.model), ())
-        name = names[which] if len(names) == len(one.buffers) else "a buffer"
-        what = f"{one.model} runs{on} with another {name}: its norm is {shown(one.buffers[which])}, converted"
-        return Finding("buffer", f"{what} {shown(other.buffers[which])}", "", step, None, size)
+    sizes = {name: relative(one.buffers[name], other.buffers[name]) for name in one.buffers if name in other.buffers}
+    name = max(sizes, key=lambda each: sizes[each], default="")
+    if name and sizes[name] > TOLERANCE:
+        what = f"{one.model} runs{on} with another {name}: its norm is {shown(one.buffers[name])}, converted"
+        return Finding("buffer", f"{what} {shown(other.buffers[name])}", "", step, None, sizes[name])
     size = _sums_apart(one.returned, other.returned)
     if size > TOLERANCE:
         what = f"what {one.model} returns{on} differs by {size:.1e}, given the same"
@@ -259,7 +257,7 @@ def _apart(sides: Sides) -> Iterator[Finding]:
     """The first step after which ranks have other parameters than rank 0."""
     found = steps.apart(sides.ranks)
     if found is not None:
-        alone = sides.foreign and not sides.theirs.wrapped
+        alone = sides.foreign and not sides.theirs.forwards
         cause = "gradients are not averaged: the model is in no DistributedDataParallel" if alone else ""
         what = f"{found.parameter} differs between {found.who} by {found.relative:.1e}"
         yield Finding("apart", what, cause, found.step, found.parameter)

@@ -95,8 +95,8 @@ def _inside() -> Iterator[None]:
 
 
 def _forward(watcher: Watcher, model: EmulatedDataParallel, args: Any, kwargs: Any) -> Any:
-    if _Running.inside:  # a wrapper within a wrapped model
-        return EmulatedDataParallel.forward(model, *args, **kwargs)
+    if _Running.inside and model.n > 1:
+        raise RuntimeError("a replica on another GPU than the first can't run an nn.DataParallel that is within it")
     given = [*args, *kwargs.values()]
     rows = next((each.size(model.dim) for each in given if isinstance(each, torch.Tensor) and each.dim()), 0)
     if model.n > 1:

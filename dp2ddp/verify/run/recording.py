@@ -74,20 +74,10 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Wrapped:
-    """A model that ran in a wrapper: its class, the script's line, before which step it did first, its buffers."""
-
-    model: str
-    at: str | None
-    step: int
-    buffers: Sequence[str]
-
-
-@dataclass(frozen=True)
 class Forward:
     """A call of a replica of a wrapped model of class `model`, before step `step`: the sums (`state.sums`) of what it
     was `given` and what it `returned`, its `modes` (whether it trains, and how many of its modules do), and the norms
-    of its buffers before the call."""
+    of its buffers before the call, by name."""
 
     model: str
     replica: int
@@ -95,7 +85,7 @@ class Forward:
     given: Sequence[Sequence[float]]
     returned: Sequence[Sequence[float]]
     modes: tuple[bool, int]
-    buffers: Sequence[float]
+    buffers: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -118,8 +108,7 @@ class Recording:
         synthetic: the data sets that hold made-up samples, each once.
         mixed: the dtype that `autocast` casts to ("bfloat16"); None: the script uses none.
         split: whether a batch was split over emulated replicas.
-        wrapped: the wrapped models, in the order in which they ran first.
-        forwards: the calls of their replicas.
+        forwards: the calls of wrapped models' replicas.
         lost: what `nn.DataParallel`'s replicas lose that one GPU keeps, in words.
         loaders: what the loader of each iteration was made with.
         logged: what the script's own lines logged.
@@ -138,7 +127,6 @@ class Recording:
     settings: list[Settings] = field(default_factory=list)
     mixed: str | None = None
     split: bool = False
-    wrapped: list[Wrapped] = field(default_factory=list)
     forwards: list[Forward] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     loaders: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -173,7 +161,6 @@ _CLASSES: Mapping[str, type] = {
     "losses": Loss,
     "batches": Batch,
     "settings": Settings,
-    "wrapped": Wrapped,
     "forwards": Forward,
 }
 

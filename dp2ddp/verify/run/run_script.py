@@ -25,7 +25,6 @@ import dp2ddp_runtime
 import torch
 from dp2ddp_runtime import WrappedModel, place
 from dp2ddp_runtime.birth import LAUNCHED
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dp2ddp.verify.emulate import clock, cuda, draws, foreign, stand_in, synthetic
@@ -95,18 +94,15 @@ def _begun(place: Path) -> int:
 
 
 def _watch(task: Task, recorder: Recorder) -> None:
-    """Have the script's wrapped models seen, whatever class they have on this side."""
+    """Have calls of the script's wrapped models seen, but for those on real GPUs; emulate `nn.DataParallel`."""
     options = task.options
     if task.original:
-        if options.cuda:
-            recorder.watch_wrapped(nn.DataParallel)
-        else:
+        if not options.cuda:
             stand_in.emulate(options.replicas, recorder, one_gpu=options.one_gpu)
     elif options.foreign and options.replicas > 1:
         recorder.watch_replicas(DistributedDataParallel, _rank())
         foreign.install(_rank(), not options.cuda, recorder.draws)
     else:
-        recorder.watch_wrapped(WrappedModel)
         recorder.watch_replicas(WrappedModel, _rank())
 
 

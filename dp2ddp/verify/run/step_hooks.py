@@ -52,7 +52,6 @@ class Recorder:
         self._iterators = 0
         self._told: set[Any] = set()  # what is noted once
         self._gradients: list[float | None] = []
-        self._models: dict[int, Any] = {}
         self._optimizers: dict[int, int] = {}
         self._layouts: dict[int, list[list[Any]]] = {}
         self._settings: dict[int, list[dict[str, Any]]] = {}
@@ -92,7 +91,7 @@ class Recorder:
 
     def loses(self, what: str) -> None:
         """Notes, once, what replicas lose that one GPU keeps."""
-        self._once_each("lost", what)
+        self._once("lost", value=what)
 
     def forward(self, module: Any, replica: int, call: Any, runs: Any) -> Callable[[Any], None]:
         """Notes what a replica of a wrapped model is called with, in which mode, and with which buffers.
@@ -102,10 +101,10 @@ class Recorder:
 
         Returns what is to be called with what it returns.
         """
-        self._wrapped(module)
         modes = [module.training, sum(part.training for part in module.modules())]
         told = {"model": type(module).__name__, "replica": replica, "modes": modes}
-        told["buffers"] = state.norms([buffer for _, buffer in _buffers(runs)])
+        buffers = _buffers(runs)
+        told["buffers"] = dict(zip(buffers, state.norms([*buffers.values()])))
         told["given"] = [*map(state.sums, state.tensors_in(call))]
 
         def returns(output: Any) -> None:
@@ -116,10 +115,6 @@ class Recorder:
     def draws(self) -> None:
         """Notes, once, that a wrapped model draws random numbers."""
         self._once("drew")
-
-    def watch_wrapped(self, kind: Any) -> None:
-        """Notes, once for each model of class `kind` whose forward runs, that it is wrapped."""
-        self._watch(kind, "forward", before=lambda model, *args, **kwargs: self._wrapped(model.module))
 
     def watch_replicas(self, kind: Any, rank: int) -> None:
         """Notes the calls of this rank's replicas: of the runtime's wrapped models, or of `DistributedDataParallel`."""
@@ -142,13 +137,7 @@ class Recorder:
         name = os.path.relpath(os.path.realpath(path), os.path.realpath(self._work))
         is_scripts = not name.startswith(os.pardir) and not name.endswith((".pyc", scratch.COPY))
         if is_scripts and not self._events.closed:  # at the exit it is
-            self._once_each("wrote", name)
-
-    def _wrapped(self, module: Any) -> None:
-        if id(module) not in self._models:
-            self._models[id(module)] = module
-            buffers = [name for name, _ in _buffers(module)]
-            self._write("wrapped", model=type(module).__name__, buffers=buffers, at=self._at())
+            self._once("wrote", value=name)
 
     def _watch(
         self,
@@ -174,14 +163,10 @@ class Recorder:
         self._events.write(json.dumps({"kind": kind, "step": self._step, **values}) + "\n")
 
     def _once(self, kind: str, **values: Any) -> None:
-        if kind not in self._told:
-            self._told.add(kind)
+        told = (kind, *values.values())
+        if told not in self._told:
+            self._told.add(told)
             self._write(kind, **values)
-
-    def _once_each(self, kind: str, value: str) -> None:
-        if (kind, value) not in self._told:
-            self._told.add((kind, value))
-            self._write(kind, value=value)
 
     def _at(self) -> str | None:
         """The script's own line that is running, as `train.py:12`; None where it isn't the script that runs."""
@@ -267,9 +252,9 @@ class Recorder:
         self._write("loader", iterator=iterator._dp2ddp_number, made_with=iterator._dp2ddp_loader)
 
 
-def _buffers(module: Any) -> list[tuple[str, Any]]:
+def _buffers(module: Any) -> dict[str, Any]:
     """Buffers of numbers that a forward may change: running statistics."""
-    return [(name, each) for name, each in module.named_buffers() if each.is_floating_point()]
+    return {name: each for name, each in module.named_buffers() if each.is_floating_point()}
 
 
 def _is_in_replica() -> bool:
