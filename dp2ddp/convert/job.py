@@ -137,6 +137,7 @@ class Job:
         given: the scripts that were named one by one; none for a directory.
         tree: the directory; None for scripts.
         outcome: what became of the programs.
+        unread: files that name `DataParallel`, and aren't Python.
         warnings: what else the user should know of files.
     """
 
@@ -146,6 +147,7 @@ class Job:
     given: Mapping[str, TextFile] = field(default_factory=dict)
     tree: Tree | None = None
     outcome: Outcome = field(default_factory=Outcome)
+    unread: Sequence[BadInput] = ()
     warnings: list[BadInput] = field(default_factory=list)
 
     def new_bytes(self, path: str) -> bytes:
@@ -247,6 +249,7 @@ def _of_directory(request: Request) -> Job:
         layout = Layout(sources)
         job = Job(request, names, sources, tree=tree, warnings=list(_linked(tree, sources)))
         chosen = entries.choose(request.entries, sources, layout)
+        job.unread = chosen.unread
         job.warnings += chosen.unread
         _convert(job, layout, chosen.entries, lenient=not request.entries)
         outcome = job.outcome

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import PurePath
 from typing import Any
 
 from click import style
@@ -95,8 +97,9 @@ class Report:
 
     @property
     def starting(self) -> list[File]:
-        """The scripts that start processes now."""
-        return [each for each in self.started if each.unchanged != IDLE]
+        """The scripts that start processes now; those that train by their names come first."""
+        found = [each for each in self.started if each.unchanged != IDLE]
+        return sorted(found, key=lambda each: not re.search("train|main", PurePath(each.name).stem))
 
     @property
     def left_alone(self) -> list[tuple[str, BadInput]]:

@@ -47,8 +47,8 @@ def test_the_summary_names_scripts_and_changed_files(project: Path) -> None:
         "utils/loaders.py: 1 change",
         "    2  lets the processes start",
         "not looked at: 1 ignored by git, 1 version control",
-        f"Run them: python out/tools/test.py   # {STARTS}; {TRY}",
-        "  and in the same way out/train.py",
+        f"Run them: python out/train.py   # {STARTS}; {TRY}",
+        "  and in the same way out/tools/test.py",
         "  dp2ddp_runtime must be there where they run: convert with --vendor, or pip install ./runtime (of dp2ddp).",
     ]
 
@@ -242,3 +242,12 @@ def test_the_runtime_is_copied_beside_scripts_that_need_it(project: Path) -> Non
     write(project, {"train.py": f"from nets import wrap\nimport sub.helper\n{GUARD}"})
     run("project", "-o", "out", "--vendor")
     assert Path("out/sub/dp2ddp_runtime").is_dir()
+
+
+def test_a_trainer_that_is_no_python_is_open_and_trainers_are_run_first(tmp_path: Path) -> None:
+    wrap = "import torch.nn as nn\nnet = nn.DataParallel(nn.Linear(4, 2))\n"
+    for name, more in {"demo.py": "", "main_train.py": "", "train.py": "if net:\n\tx = 1\n        y = 2\n"}.items():
+        (tmp_path / name).write_text(wrap + more)
+    done = command("convert", str(tmp_path), "-o", str(tmp_path.with_name("out")), "--strict")
+    assert (done.exit_code, "train.py:5" in done.stderr) == (1, True), done.stderr
+    assert "main_train.py" in next(line for line in done.stderr.splitlines() if line.startswith("Run them:"))
