@@ -5,7 +5,7 @@ worker. One of its processes gets a signal (mostly SIGKILL) at a moment that the
 
 - the job ends, with the exit code and the one message that `docs/reliability.md` promises, and all its processes end;
 - the checkpoint is whole, bit for bit one that was saved, and not older than the last save that came to its end;
-- the next save of that path leaves the checkpoint alone in its folder.
+- at most what was being written lies beside it, under a hidden name, and the next save leaves nothing.
 
 Started in earnest, a job spends seconds on importing torch. Here its processes are forks of this one, which has torch:
 what follows (ranks, signals, files) is the same. Linux only.
@@ -289,10 +289,11 @@ def _check_files(folder: Path, result: Result) -> None:
             result.wrong.append(f"lost: step {found['step']}, though {saved[-1]} was saved")
     except Exception as error:  # noqa: BLE001 - whatever it is, the file is damaged
         result.wrong.append(f"damaged: {error}")
-    result.left_temporary = any(folder.glob(".net.pt.*"))
+    before = set(folder.glob(".*"))
+    result.left_temporary = bool(before)
     ddp.save({"step": 0}, folder / "net.pt")
-    if any(folder.glob(".*")):
-        result.wrong.append(f"left: {[path.name for path in folder.glob('.*')]}")
+    if left := set(folder.glob(".*")) - before:
+        result.wrong.append(f"left: {[path.name for path in left]}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -87,7 +87,7 @@ def install() -> None:
         if world.rank == 0:
             _fail_as_main(show, kind, error, trace)
         elif _follows(error):
-            _let_main_tell()
+            _let_main_tell(kind, error, trace)
         elif not issubclass(kind, KeyboardInterrupt):
             _fail_aloud(kind, error, trace)
         interrupted = issubclass(kind, KeyboardInterrupt)
@@ -122,12 +122,14 @@ def _follows(error: BaseException | None) -> bool:
     return False
 
 
-def _let_main_tell() -> None:
-    """A launcher ends all as soon as one has ended: rank 0 has to say why before that, if it is still there."""
+def _let_main_tell(kind: Any, error: Any, trace: Any) -> None:
+    """A launcher ends all as soon as one has ended: why has to be said before that, by rank 0 if it knows it."""
     deadline = time.monotonic() + _ENDS_WITHIN
     with suppress(RuntimeError):  # the store's host is gone
         while time.monotonic() < deadline and not count("failed"):
             time.sleep(0.05)
+        if not count("failed"):  # it waits for this rank
+            _fail_aloud(kind, error, trace)
     time.sleep(_GRACE)
 
 
