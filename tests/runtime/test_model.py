@@ -185,8 +185,9 @@ def layers_of_its_own() -> list[str]:
     for copied in (torch.load(io.BytesIO(file.getvalue()), weights_only=False), pickle.loads(pickle.dumps(module))):
         assert type(copied[1]) is nn.SyncBatchNorm
         assert models.wrap_model(copied)(x).equal(expected)
-    compiled: Any = torch.compile(copy.deepcopy(module), backend="eager", fullgraph=True)
-    assert models.wrap_model(compiled)(x).equal(expected)
+    if torch.__version__ >= "2.4":  # 2.1 takes hooks off all optimizers then, which other tests here look at
+        compiled: Any = torch.compile(copy.deepcopy(module), backend="eager", fullgraph=True)
+        assert models.wrap_model(compiled)(x).equal(expected)
     return keys
 
 
