@@ -37,7 +37,7 @@ def run(request: Request) -> int:
     reporting.show(report)
     if job.outcome.is_refused:
         return REFUSED
-    is_open = job.unread or job.outcome.refused or any(each.notes for each in job.outcome.conversions.values())
+    is_open = job.outcome.refused or any(each.notes for each in job.outcome.conversions.values())
     return NOTES_OPEN if request.strict and is_open else 0
 
 

@@ -137,7 +137,6 @@ class Job:
         given: the scripts that were named one by one; none for a directory.
         tree: the directory; None for scripts.
         outcome: what became of the programs.
-        unread: files that name `DataParallel`, and aren't Python.
         warnings: what else the user should know of files.
     """
 
@@ -147,7 +146,6 @@ class Job:
     given: Mapping[str, TextFile] = field(default_factory=dict)
     tree: Tree | None = None
     outcome: Outcome = field(default_factory=Outcome)
-    unread: Sequence[BadInput] = ()
     warnings: list[BadInput] = field(default_factory=list)
 
     def new_bytes(self, path: str) -> bytes:
@@ -249,12 +247,14 @@ def _of_directory(request: Request) -> Job:
         layout = Layout(sources)
         job = Job(request, names, sources, tree=tree, warnings=list(_linked(tree, sources)))
         chosen = entries.choose(request.entries, sources, layout)
-        job.unread = chosen.unread
-        job.warnings += chosen.unread
         _convert(job, layout, chosen.entries, lenient=not request.entries)
         outcome = job.outcome
         if outcome.refused and not outcome.programs:
             raise _all_of(outcome.refused)
+        known = {program.entry for program, _ in outcome.refused}
+        outcome.refused += [(Program(each.file, {}), each) for each in chosen.unread if each.file not in known]
+        said = {str(each) for _, each in outcome.refused}
+        job.warnings = [each for each in job.warnings if str(each) not in said]  # an import of such a file
         job.warnings += [*_ignored(outcome, sources), *_shared(outcome, names), *notebooks.left_alone(tree)]
         left_alone = {path for program, _ in outcome.refused for path in (program.entry, *program.files)}
         job.warnings += chosen.left({*outcome.conversions, *left_alone})

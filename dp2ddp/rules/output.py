@@ -10,7 +10,7 @@ from dp2ddp.analysis.catalogue import MAIN_ONLY
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, InsertAfter, Note, ReplaceExpr
 from dp2ddp.rules.base import Example, Options, Rule
-from dp2ddp.source.nodes import argument, keyword, names_in
+from dp2ddp.source.nodes import argument, keyword, last_name, names_in
 
 _REASON = "rank 0 alone does this"
 #: What is there behind `wandb.init()`.
@@ -87,6 +87,10 @@ with open("log.json", "w") as log:
                 yield Note(
                     self.id, facts.span(call), what, "write it by `ddp.main_only(...)`, or under `ddp.is_main()`"
                 )
+            if _may_be_method(facts, call) and (module, "methods") not in told:
+                told.add((module, "methods"))
+                what = f"the program has a `{last_name(call.func)}` of its own, and a library has one that writes files"
+                yield Note(self.id, facts.span(call), what, "where this is the library's, write `ddp.main_only(...)`")
             is_one = facts.catalogue.does(path, *MAIN_ONLY) or _is_method(facts, call)
             if (is_one or _opens_to_write(facts, call)) and not _is_of(facts, call.func, known):
                 span = facts.span(call.func)
@@ -108,8 +112,19 @@ def _is_method(facts: Facts, call: ast.Call) -> bool:
     func = call.func
     if not isinstance(func, ast.Attribute) or func.attr not in facts.catalogue.methods:
         return False
-    is_super = isinstance(func.value, ast.Call) and facts.qualified(func.value.func) == "builtins.super"
-    return is_super or not facts.source.methods(func.attr)
+    return _is_super(facts, func) or not facts.source.methods(func.attr)
+
+
+def _may_be_method(facts: Facts, call: ast.Call) -> bool:
+    """Whether it is a library's or the program's own: that depends on the object."""
+    func = call.func
+    if not isinstance(func, ast.Attribute) or func.attr not in facts.catalogue.methods:
+        return False
+    return bool(facts.source.methods(func.attr)) and not _is_super(facts, func)
+
+
+def _is_super(facts: Facts, func: ast.Attribute) -> bool:
+    return isinstance(func.value, ast.Call) and facts.qualified(func.value.func) == "builtins.super"
 
 
 def _opens_to_write(facts: Facts, call: ast.Call) -> bool:

@@ -250,4 +250,6 @@ def test_a_trainer_that_is_no_python_is_open_and_trainers_are_run_first(tmp_path
         (tmp_path / name).write_text(wrap + more)
     done = command("convert", str(tmp_path), "-o", str(tmp_path.with_name("out")), "--strict")
     assert (done.exit_code, "train.py:5" in done.stderr) == (1, True), done.stderr
+    checked = command("check", str(tmp_path))
+    assert (checked.exit_code, "train.py:5" in checked.stdout) == (1, True), checked.output
     assert "main_train.py" in next(line for line in done.stderr.splitlines() if line.startswith("Run them:"))

@@ -45,7 +45,6 @@ LEFT = [
     "writer = SummaryWriter('runs')\nwriter.add_scalar('x', 1)\nwriter.close()\n",
     "f = h5py.File(p)\ne = h5py.File(p, 'r')\nh = netCDF4.Dataset(p, 'r')\nx = cv2.imread(p)\n",
     "db = lmdb.open(p, readonly=True)\n",
-    "class Net(nn.Module):\n    def save_pretrained(self, p): torch.save({}, p)\n\nx.save_pretrained(p)\n",
     "print(json.dumps(x))\ninput('go on? ')\n",
 ]
 _ONLY = Options(select=frozenset({"DDP011"}))
@@ -61,6 +60,13 @@ def converted(text: str) -> str:
 def test_written_by_rank_0(text: str) -> None:
     written = WRITTEN[text]
     assert converted(text).endswith("\n" + text.replace(f"{written}(", f"ddp.main_only({written})(", 1))
+
+
+def test_a_method_that_may_be_the_program_s_own_or_a_library_s_is_noted() -> None:
+    text = "class Net(nn.Module):\n    def save_pretrained(self, p): torch.save({}, p)\n\nx.save_pretrained(p)\n"
+    conversion = convert_source(_HEAD + text, "train.py", _ONLY)
+    assert not conversion.changed
+    assert ["has a `save_pretrained` of its own" in note.what for note in conversion.notes] == [True]
 
 
 @pytest.mark.parametrize("text", LEFT)
