@@ -83,15 +83,6 @@ def test_a_wrapper_that_another_file_takes_is_refused_where_it_is_imported() -> 
         refuse(file, others=parse("from wrap import DDP\nnet = DDP(net)\n", "train.py").files)
 
 
-def test_a_branch_beside_data_parallel_may_be_allowed() -> None:
-    (file,) = parse("import torch.distributed as dist\ndist.init_process_group('nccl')\n", "train.py").files
-    with pytest.raises(BadInput, match="dp2ddp converts scripts"):
-        refuse(file)
-    with pytest.raises(BadInput, match="--allow-ddp converts the DataParallel branch"):
-        refuse(file, others=parse("net = nn.DataParallel(net)\n", "net.py").files)
-    refuse(file, allow_ddp=True)
-
-
 def test_what_another_file_sets_up_is_refused_whoever_calls_it() -> None:
     files = {
         "train.py": "import torch.nn as nn\nfrom utils import Meter\nnet = nn.DataParallel(nn.Linear(4, 2))\nMeter()\n",

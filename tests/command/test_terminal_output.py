@@ -9,10 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
-
-from dp2ddp.cli import main
-from dp2ddp.command import progress
 
 SCRIPT = "import torch.nn as nn\n\nnet = nn.DataParallel(nn.Linear(4, 2))\n"
 #: What takes a moment, and has a line after `sys.argv[1]` seconds.
@@ -71,20 +67,3 @@ def test_what_takes_long_has_a_line_that_says_what_is_done(folder: Path) -> None
     assert "training" in line
     assert rest.endswith("done\r\n")
     assert "training" not in rest
-
-
-@pytest.mark.parametrize("arguments", [["60", ""], ["0.1", "-q"]])
-def test_what_is_quick_or_quiet_has_none(folder: Path, arguments: list[str]) -> None:
-    assert "training" not in on_terminal(folder, "-c", SLOW, *arguments)[1]
-
-
-def test_without_a_terminal_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress.threading, "Timer", lambda *args: pytest.fail("a bar for nobody"))
-    with progress.shown("reading", wanted=True):
-        progress.doing("converting")
-
-
-def test_help_cuts_no_line_off_and_says_where_the_documentation_is() -> None:
-    said = CliRunner().invoke(main, ["--help"]).output
-    assert "..." not in said.partition("\n")[2]
-    assert "docs/quickstart.md" in said

@@ -24,7 +24,6 @@ from dp2ddp.convert.running import STARTS, TRY
 from dp2ddp.rewrite.edits import Edit, Note, ReplaceExpr
 from dp2ddp.rules import Options, all_rules
 from dp2ddp.source.program import ParsedProgram
-from dp2ddp.source.spans import Span
 
 SCRIPT = """\
 import torch.nn as nn
@@ -123,43 +122,6 @@ def test_the_summary_as_json(script: Path) -> None:
     assert Path("out.py").read_text() == f"{CONVERTED}odd = 1\n"
 
 
-def test_a_quiet_command_shows_results_and_errors_alone(script: Path) -> None:
-    quiet = run("convert", "-q", "train.py")
-    assert (quiet.stdout, quiet.stderr) == (run("convert", "train.py").stdout, "")
-    assert run("convert", "-q", "none.py").stderr == "dp2ddp: none.py: no such file\n"
-    assert run("check", "-q", "train.py").stderr == ""
-
-
-@pytest.mark.parametrize("command", [["convert", "train.py"], ["check", "train.py"], ["rules", "DDP002"]])
-def test_colors_come_and_go_as_asked_for(script: Path, monkeypatch: pytest.MonkeyPatch, command: Sequence[str]) -> None:
-    monkeypatch.delenv("FORCE_COLOR", raising=False)
-    assert "\x1b[" not in run(*command).output
-    colored = run(*command, "--color", "always").stdout
-    assert "\x1b[" in colored
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    assert run(*command).stdout == colored
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b[" not in run(*command).output
-    assert run(*command, "--color", "always").stdout == colored
-    assert "\x1b[" not in run(*command, "--color", "never").output
-
-
-def test_the_advice_fits_what_was_asked_for(script: Path) -> None:
-    def advice(*arguments: str) -> list[str]:
-        told = run("convert", *arguments).stderr.splitlines()
-        return [line.split("   #")[0].strip() for line in told if line.strip().startswith(("Add", "Run"))]
-
-    assert advice("train.py") == ["Add -o train_ddp.py to write it; then", "Run it: python train_ddp.py"]
-    assert advice("train.py", "-o", "new.py") == ["Run it: python new.py"]
-    assert advice(".") == ["Add -o converted/ to write it; then", "Run it: python converted/train.py"]
-    Path("other.py").write_text(SCRIPT)
-    assert "Add --in-place to write them; then" in run("convert", "train.py", "other.py").stderr
-
-
-def test_paths_are_relative_where_that_is_shorter(script: Path) -> None:
-    assert run("convert", str(script.resolve())).stderr.startswith("train.py: 1 change\n")
-
-
 def test_the_converted_script_is_written_once_only_with_force_again(script: Path) -> None:
     script.chmod(0o755)
     assert run("convert", "train.py", "-o", "out.py").exit_code == 0
@@ -208,14 +170,6 @@ def test_notes_can_be_written_into_the_script(script: Path) -> None:
     result = run("convert", "train.py", "--annotate", "-o", "-")
     note = "# dp2ddp: DDP008: it is odd; look at it"
     assert result.stdout == f"{CONVERTED}\n{note}\nif a:\n    {note}\n    b(\n        odd)\nelif odd:\n    c\n"
-
-
-def test_options_reach_the_plan(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Options] = []
-    monkeypatch.setattr(pipeline, "plan", lambda source, options: seen.append(options) or Plan())
-    flags = ["--sync-bn", "--ignore", "ddp011"]
-    assert run("convert", "train.py", *flags).exit_code == 0
-    assert seen == [Options(sync_bn=True, ignore=frozenset({"DDP011"}))]
 
 
 @pytest.mark.parametrize(
@@ -274,17 +228,6 @@ def test_wrong_usage_ends_with_2(script: Path, args: Sequence[str]) -> None:
     assert here() == ["train.py"]
 
 
-def test_a_mistake_of_ours_is_not_blamed_on_the_input(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(source: ParsedProgram, options: Options) -> Plan:
-        return Plan([ReplaceExpr("DDP002", Span.of(3, 0, 3, 8), "x", "y")])
-
-    monkeypatch.setattr(pipeline, "plan", wrong)
-    result = run("convert", "train.py", "-o", "out.py")
-    assert result.exit_code == 3
-    assert result.stderr.startswith("dp2ddp: internal error: DDP002: no expression there: 'net = nn'")
-    assert here() == ["train.py"]
-
-
 def test_any_crash_asks_for_a_report_with_what_is_known(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(self: object, facts: object, decisions: object) -> None:
         raise LookupError("gone")
@@ -303,15 +246,6 @@ def test_any_crash_asks_for_a_report_with_what_is_known(script: Path, monkeypatc
     assert "Traceback (most recent call last)" in run("convert", "-v", "train.py").stderr
 
 
-def test_ctrl_c_is_no_exit_code_of_ours(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(source: ParsedProgram, options: Options) -> Plan:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(pipeline, "plan", interrupt)
-    result = run("convert", "train.py")
-    assert (result.exit_code, result.stderr) == (130, "dp2ddp: interrupted\n")
-
-
 @pytest.mark.parametrize("command", ["rules", "convert train.py", "convert - -o - < train.py", "check train.py"])
 def test_a_reader_that_leaves_is_no_failure(script: Path, command: str) -> None:
     code = f"set -o pipefail; {sys.executable} -m dp2ddp {command} | true; echo ${{PIPESTATUS[0]}}"
@@ -320,21 +254,6 @@ def test_a_reader_that_leaves_is_no_failure(script: Path, command: str) -> None:
     assert done.stdout == ("1\n" if command.startswith("check") else "0\n")
     assert "Traceback" not in done.stderr
     assert "BrokenPipe" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("command", "near"),
-    [
-        (["chek", "train.py"], "no such command 'chek'"),
-        (["check", "train.py", "--format", "jsn"], "'jsn' is not one of"),
-        (["check", "train.py", "--formt", "json"], "--format"),
-        (["rules", "DDP99"], "did you mean DDP0"),
-    ],
-)
-def test_what_is_not_known_comes_with_a_suggestion(script: Path, command: Sequence[str], near: str) -> None:
-    result = run(*command)
-    assert result.exit_code == 2
-    assert near in result.stderr.lower().replace("ddp0", "DDP0")
 
 
 def test_rules_are_listed_and_shown() -> None:
@@ -351,10 +270,3 @@ def test_rules_are_listed_and_shown() -> None:
     unknown = run("rules", "DDP999")
     assert unknown.exit_code == 2
     assert unknown.stderr == "dp2ddp: rules: no rule 'DDP999'; `dp2ddp rules` lists them\n"
-
-
-def test_help_and_version() -> None:
-    for option in ("-V", "--version"):
-        assert run(option).stdout == f"dp2ddp, version {dp2ddp.__version__}\n"
-    assert "dp2ddp convert train.py -o train_ddp.py" in run("--help").stdout
-    assert "Examples:" in run("convert", "--help").stdout

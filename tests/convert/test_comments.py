@@ -62,11 +62,6 @@ def test_behind_the_last_line_of_an_expression_it_is_for_that() -> None:
     assert notes(convert(commented(script, "),", "[DDP005]"))) == [("DDP005", 8)]
 
 
-def test_in_a_string_it_is_no_comment() -> None:
-    done = convert(SCRIPT.replace('"log.avi"', '"# dp2ddp: ignore"'))
-    assert (notes(done), "ddp.main_only" in done.new_text) == ([], True)
-
-
 @pytest.mark.parametrize(
     ("line", "comment", "what"),
     [

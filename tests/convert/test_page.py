@@ -86,38 +86,6 @@ def _check_links(text: str) -> None:
     assert len(ids) == len(set(ids)), "no name twice"
 
 
-def test_without_an_output_it_is_a_preview(run: Run) -> None:
-    done = run("train.py", "--html", "report.html")
-    assert done.exit_code == 0
-    assert done.stdout.startswith("--- train.py\n")
-    assert sorted(path.name for path in Path().iterdir()) == ["report.html", "train.py"]
-    page = _page()
-    assert "Preview With N GPUs, the converted script would start N processes" in page
-    assert "This is a preview: nothing was written but this page." in page
-    assert "Add -o train_ddp.py to write it; then" in page
-
-
-def test_notes_come_first(run: Run) -> None:
-    Path("train.py").write_text(NOTED)
-    done = run("train.py", "-o", "out.py", "--strict", "--html", "report.html")
-    assert done.exit_code == 1
-    page = _page()
-    assert "Converted, with open notes" in page
-    assert "1 note needs a person." in page
-    todo = page.index("To do: write it by ddp.main_only(...)")
-    assert page.index("1 note needs a person.") < todo < page.index("How to run it")
-
-
-def test_a_note_has_the_same_key_on_every_page(run: Run) -> None:
-    keys = []
-    for text in (NOTED, "# moved\n\n" + NOTED):
-        Path("train.py").write_text(text)
-        run("train.py", "--html", "report.html")
-        keys += re.findall(r'data-remember="(note:\w+)"', Path("report.html").read_text("utf-8"))
-    assert len(keys) == 2
-    assert keys[0] == keys[1]
-
-
 def test_a_refused_script_has_a_page_that_says_why(run: Run) -> None:
     Path("train.py").write_text(REFUSED)
     done = run("train.py", "-o", "out.py", "--html", "report.html")
@@ -174,19 +142,6 @@ def test_a_page_that_can_t_be_written_is_one_line_and_nothing_else(run: Run, pla
     assert {path.name: path.read_text() for path in Path().iterdir()} == before
 
 
-def test_force_does_not_reach_the_script_itself(run: Run) -> None:
-    done = run("train.py", "--force", "--html", "train.py")
-    assert done.exit_code == 2
-    assert Path("train.py").read_text() == SCRIPT
-
-
-def test_a_page_takes_the_place_of_an_older_one(run: Run) -> None:
-    run("train.py", "--html", "report.html")
-    Path("train.py").write_text("print(1)\n")
-    assert run("train.py", "--html", "report.html").exit_code == 0
-    assert "Nothing to convert" in _page()
-
-
 def test_a_folder_has_a_page_with_all_its_files(run: Run) -> None:
     project = Path("project")
     (project / "lib").mkdir(parents=True)
@@ -213,17 +168,6 @@ def test_a_folder_has_a_page_with_all_its_files(run: Run) -> None:
     assert preview.exit_code == 0
     assert "Add -o converted/ to write it; then" in _page()
     assert "python converted/train.py" in _page()
-
-
-def test_several_scripts_and_in_place(run: Run) -> None:
-    Path("test.py").write_text(SCRIPT.replace("net.pt", "other.pt"))
-    run("train.py", "test.py", "--html", "report.html")
-    assert "each of the 2 scripts would start N processes" in _page()
-    assert "Add --in-place to write them; then" in _page()
-    run("train.py", "--in-place", "--html", "report.html")
-    assert "python train.py starts N processes" in _page()
-    run("train.py", "--html", "report.html")
-    assert "Converted already" in _page()
 
 
 def _notebook(*cells: str) -> str:

@@ -71,44 +71,6 @@ def test_it_opens_in_silence(browser: Browser, project: Path) -> None:
     assert all(browser.one(each).is_displayed() for each in landmarks)
 
 
-def test_code_is_side_by_side_where_there_is_room(browser: Browser, project: Path) -> None:
-    places = (
-        "const row = document.querySelector('.changed').querySelectorAll('del, ins, .gap');"
-        "const all = [...document.querySelectorAll('.changed del')].filter(e => e.checkVisibility());"
-        "const old = all[0].getBoundingClientRect();"
-        "const now = all[0].nextElementSibling.getBoundingClientRect();"
-        "return [old.left, old.top, now.left, now.top]"
-    )
-    for width in (WIDE, NARROW):
-        browser.open(project, width=width)
-        browser.run("for (const each of document.querySelectorAll('details.file')) each.open = true")
-        left, top, other_left, other_top = browser.run(places)
-        assert (other_left > left, other_top == top) == ((True, True) if width == WIDE else (False, False))
-    assert other_top > top
-
-
-def test_links_lead_to_the_code(browser: Browser, project: Path) -> None:
-    browser.open(project)
-    link = browser.one(".leaf:nth-child(2) a")
-    name = browser.run("return arguments[0].hash.slice(1)", link)
-    assert not browser.one(f"[id='{name}'] .body").is_displayed()
-    link.click()
-    assert browser.one(f"[id='{name}'] .body").is_displayed()
-    assert browser.run("return location.hash") == f"#{name}"
-
-
-def test_folded_lines_get_their_numbers(browser: Browser, project: Path) -> None:
-    browser.open(project)
-    browser.run("document.querySelector('#open-all').click()")
-    fold = browser.one("details.fold")
-    fold.find_element("css selector", "summary").click()
-    count = int(fold.find_element("css selector", "summary").text.split()[0])
-    lines = fold.find_elements("css selector", ".l")
-    assert len(lines) == count
-    assert lines[0].get_attribute("data-n") == "1"
-    assert all(line.is_displayed() for line in lines)
-
-
 def test_searching_leaves_what_fits(browser: Browser, project: Path) -> None:
     browser.open(project)
     files = len(browser.all("details.file"))
@@ -124,32 +86,6 @@ def test_searching_leaves_what_fits(browser: Browser, project: Path) -> None:
     assert [each.is_displayed() for each in browser.all("details.file")].count(True) == files
     field.send_keys("DDP008")
     assert browser.shown(".leaf a") == ["utils/checkpoint.py"]
-
-
-def test_the_keyboard_is_enough(browser: Browser, project: Path) -> None:
-    browser.open(project)
-    body = browser.one("body")
-    body.send_keys("\ue004")  # Tab
-    assert browser.run("return document.activeElement.className") == "skip"
-    assert browser.run("return document.activeElement.getBoundingClientRect().left") > 0
-    ring = browser.run("return getComputedStyle(document.activeElement).outlineStyle")
-    assert ring == "solid"
-    body.send_keys("/")
-    assert browser.run("return document.activeElement.id") == "filter"
-    summary = browser.one("details.file > summary")
-    browser.run("arguments[0].focus()", summary)
-    was = browser.run("return document.querySelector('details.file').open")
-    summary.send_keys(" ")
-    assert browser.run("return document.querySelector('details.file').open") is not was
-
-
-def test_the_new_file_is_copied_whole(browser: Browser, hostile: Path) -> None:
-    browser.open(hostile)
-    browser.run("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
-    browser.one(".copy-file").click()
-    script = next(hostile.parent.glob("*.py"))
-    _convert(hostile.parent, script.name, "-o", "new.txt", "--force", "--html", "again.html")
-    assert browser.run("return window.copied") == (hostile.parent / "new.txt").read_text()
 
 
 def test_what_scripts_say_stays_text(browser: Browser, hostile: Path) -> None:
@@ -183,19 +119,6 @@ def test_notes_are_ticked_off_for_good(browser: Browser, hostile: Path) -> None:
     )
 
 
-def test_print_is_light_and_shows_all_code(browser: Browser, project: Path) -> None:
-    browser.open(project)
-    browser.one("#theme").click()
-    browser.cdp("Emulation.setEmulatedMedia", media="print")
-    try:
-        assert browser.run("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-        heights = "return [...document.querySelectorAll('.file .changed')].map(e => e.getBoundingClientRect().height)"
-        assert min(browser.run(heights)) > 0
-        assert not any(each.is_displayed() for each in browser.all("button"))
-    finally:
-        browser.cdp("Emulation.setEmulatedMedia", media="")
-
-
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a script with 200 modules, all of which have to change."""
@@ -210,23 +133,3 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train = ["import torch\nimport torch.nn as nn\n", *names, "net = nn.DataParallel(nn.Linear(4, 2))\n", *calls]
     (folder / "p/train.py").write_text("".join(train))
     return _convert(folder, "p", "--html", "report.html")
-
-
-def test_200_changed_files_open_in_two_seconds(browser: Browser, large: Path) -> None:
-    browser.open(large)
-    assert len(browser.all("details.file")) == 201
-    # In the thread's own time: other programs may keep the processor.
-    browser.cdp("Performance.enable", timeDomain="threadTicks")
-    try:
-        before = _task_seconds(browser)
-        browser.driver.get(large.as_uri())
-        assert _task_seconds(browser) - before < 2
-    finally:
-        browser.cdp("Performance.disable")
-    browser.one("#filter").send_keys("part_77.py")
-    assert browser.shown(".leaf a") == ["parts/part_77.py"]
-
-
-def _task_seconds(browser: Browser) -> float:
-    metrics = browser.cdp("Performance.getMetrics")["metrics"]
-    return float(next(each["value"] for each in metrics if each["name"] == "TaskDuration"))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from markupsafe import Markup
 
 from dp2ddp.convert import diffs
-from dp2ddp.convert.diffs import Row, hunks, rows
+from dp2ddp.convert.diffs import hunks, rows
 from dp2ddp.convert.page.diff_content import CHANGED, FOLDED, SAME, Section, Shown
 from dp2ddp.convert.pipeline import Conversion
 from dp2ddp.convert.reporting import File
@@ -19,10 +19,6 @@ from dp2ddp.rewrite.edits import Edit, InsertAfter, InsertBefore
 from dp2ddp.source.spans import Span
 
 _LINES = st.lists(st.sampled_from(["a = 1", "b(a)", "", "    b(a)", "c", "save(net)", "ddp.save(net)"]), max_size=12)
-
-
-def _numbers(found: Sequence[Row]) -> list[tuple[int | None, int | None]]:
-    return [(row.old, row.new) for row in found]
 
 
 @settings(max_examples=300, deadline=None)
@@ -35,27 +31,10 @@ def test_every_line_of_both_is_there_once_and_in_order(old: list[str], new: list
         assert row.same == (row.old is not None and row.new is not None and old[row.old - 1] == new[row.new - 1])
 
 
-def test_lines_that_are_alike_share_a_row() -> None:
-    old = ["net = nn.DataParallel(net)", "optimizer.module.step()", "torch.save(net, path)"]
-    new = [
-        "ddp.setup()",
-        "net = ddp.wrap_model(net)",
-        "optimizer.step()",
-        "with ddp.main_first():",
-        "    torch.save(net, path)",
-    ]
-    assert _numbers(list(rows(old, new))) == [(None, 1), (1, 2), (2, 3), (None, 4), (3, 5)]
-
-
 def test_what_differs_within_a_line_is_marked() -> None:
     before, after = marked("torch.save(net, '<p>')", "ddp.save(net,  '<p>')")
     assert before == Markup("<mark>torch</mark>.save(net, &#39;&lt;p&gt;&#39;)")
     assert after == Markup("<mark>ddp</mark>.save(net,  &#39;&lt;p&gt;&#39;)"), "white space is not marked"
-
-
-def test_a_huge_change_is_put_together_as_it_comes() -> None:
-    old, new = [f"alpha{n}()" for n in range(300)], [f"{n}: beta" for n in range(301)]
-    assert _numbers(list(rows(old, new)))[:2] == [(1, 1), (2, 2)]
 
 
 @pytest.mark.parametrize(
@@ -87,11 +66,6 @@ def test_what_is_far_from_changes_is_folded() -> None:
     assert [each.kind for each in found] == [FOLDED, SAME, CHANGED, SAME, FOLDED]
     assert [len(each.lines) for each in found] == [16, 3, 2, 3, 17]
     assert [rule.id for rule, _ in found[2].reasons] == ["DDP001"]
-
-
-def test_a_few_lines_are_not_worth_folding() -> None:
-    old = ["a", "x1", "x2", "x3", "x4", "x5", "x6", "x7", "x8", "b"]
-    assert FOLDED not in {each.kind for each in _sections(old, ["A()", *old[1:-1], "B()"])}
 
 
 def test_a_change_is_as_small_as_its_edits() -> None:

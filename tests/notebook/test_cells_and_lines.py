@@ -63,13 +63,6 @@ def test_figures_that_are_shown_are_saved_and_closed() -> None:
     assert "figure = plt.show()" in code(f"{PLOT}\nfigure = plt.show()")
 
 
-def test_a_figure_at_the_end_of_a_cell_is_shown_without_being_asked() -> None:
-    at_end = 'if plt.get_fignums(): plt.savefig(next(_figures)); plt.close("all")'
-    text = code(f"{PLOT}\nplt.rcParams.update({{}})", "plt.plot(x)\nplt.title('x')\n\n")
-    assert text.endswith(f"plt.title('x')\n{at_end}\n")
-    assert at_end not in code(f"{PLOT}\ndef draw():\n    plt.plot(x)\nplt.plot(x)\nplt.close()")
-
-
 def test_figures_are_numbered_as_they_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = ["import matplotlib\nmatplotlib.use('Agg')\nfrom matplotlib import pyplot\npyplot.style.use('ggplot')"]
     cells += ["for i in range(2):\n    pyplot.plot([i])\n    pyplot.show()", "pyplot.plot([2])\nprint('done')"]
@@ -110,20 +103,6 @@ def test_progress_bars_are_the_terminal_s(line: str, becomes: str) -> None:
     assert code(line).splitlines()[-1] == becomes
 
 
-def test_ipython_is_not_there_in_a_script() -> None:
-    assert "# get_ipython().run_line_magic('matplotlib', 'inline')" in code(
-        "get_ipython().run_line_magic('matplotlib', 'inline')"
-    )
-    made = script("if x:\n    get_ipython().system(\n        'ls é')\ny = 1")
-    assert made.text.endswith("if x:\n    pass  # get_ipython().system(\n    # 'ls é')\ny = 1\n")
-    assert [remark.what for remark in made.remarks] == ["a command is run by the notebook, not by the script"]
-
-
-def test_columns_are_right_behind_what_is_no_python_any_more() -> None:
-    shown = '__import__("sys").displayhook(f(x.to(d, non_blocking=True)))'
-    assert code("f(x.to(d, async=True))").splitlines()[-1] == shown
-
-
 def test_what_belongs_on_top_goes_there() -> None:
     text = script("x = 1", "from __future__ import annotations\nfiles = !ls").text
     assert text.splitlines()[1:3] == ["from __future__ import annotations", "import subprocess"]
@@ -146,11 +125,6 @@ def test_cells_that_were_run_in_another_order_are_told() -> None:
     (remark,) = made.remarks
     assert made.places.of(remark.line).cell == 2
     assert remark.what == "this cell was run before one above it; the script runs from top to bottom"
-
-
-def test_what_needs_colab_s_process_is_told() -> None:
-    (remark,) = script("from google.colab import drive\ndrive.mount('/x')").remarks
-    assert remark.what.startswith("google.colab talks to the notebook's own process")
 
 
 FRAGMENTS = [

@@ -10,7 +10,6 @@ from typing import Any
 
 import fixture_data
 import making
-import nbformat
 import pytest
 from commands import command as run
 from making import WRAP
@@ -53,15 +52,6 @@ def test_a_notebook_becomes_a_script(notebook: Path) -> None:
     assert verbose.exit_code == 1
     assert "\n         train.ipynb:cell 2:3  DDP002  " in verbose.stderr
     assert "+net = ddp.wrap_model(nn.Linear(4, 2))\n" in run("convert", "train.ipynb").stdout
-
-
-def test_the_summary_as_json_has_cells(notebook: Path) -> None:
-    data = json.loads(run("convert", "train.ipynb", "-o", "train_ddp.py", "--format", "json").stdout)
-    assert [(each["rule"], each["cell"], each["line"]) for each in data["findings"]] == [
-        ("notebook", 2, 1),
-        ("DDP001", 2, 2),
-        ("DDP002", 2, 3),
-    ]
 
 
 def test_in_place_it_writes_and_starts_its_script(notebook: Path) -> None:
@@ -159,53 +149,6 @@ def test_bad_notebooks_are_one_line(data: bytes, message: str) -> None:
     assert Path("train.ipynb").read_bytes() == data
 
 
-@pytest.mark.parametrize(
-    "metadata", [{"language_info": {"name": "R"}}, {"kernelspec": {"name": "ir", "display_name": "R", "language": "R"}}]
-)
-def test_another_language_is_refused(metadata: dict[str, object]) -> None:
-    making.write(Path("train.ipynb"), "x <- 1", **metadata)
-    done = run("convert", "train.ipynb", "-o", "out.py")
-    assert (done.exit_code, done.stderr) == (2, "dp2ddp: train.ipynb: a notebook in r, not in Python\n")
-
-
-def test_a_missing_notebook_and_one_on_standard_input_are_told(notebook: Path) -> None:
-    assert run("convert", "none.ipynb", "-o", "out.py").stderr == "dp2ddp: none.ipynb: no such file\n"
-    given = run("convert", "-", "-o", "-", given=notebook.read_bytes())
-    assert given.stderr == "dp2ddp: <stdin>: a notebook, not a script; give it by a name that ends in .ipynb\n"
-
-
-def test_large_outputs_do_not_matter(notebook: Path) -> None:
-    content = nbformat.read(notebook, as_version=4)
-    content.cells[1].outputs = [nbformat.v4.new_output("stream", text="x" * 20_000_000)]
-    nbformat.write(content, notebook)
-    assert run("convert", "train.ipynb", "-o", "out.py").exit_code == 0
-    assert run("convert", "train.ipynb", "--in-place").exit_code == 0
-    assert notebook.stat().st_size < 10_000
-
-
-def test_cells_of_older_notebooks_have_no_ids(notebook: Path) -> None:
-    content = json.loads(notebook.read_text())
-    for cell in content["cells"]:
-        del cell["id"]
-    notebook.write_text(json.dumps({**content, "nbformat_minor": 4}))
-    assert run("convert", "train.ipynb", "--in-place").exit_code == 0
-    making.sources(notebook)
-    assert not [cell for cell in json.loads(notebook.read_text())["cells"] if "id" in cell]
-
-
-def test_code_with_fences_in_it_is_kept_whole(notebook: Path) -> None:
-    source = f'text = """\n````\n"""\n{WRAP}'
-    making.write(notebook, source)
-    assert run("convert", "train.ipynb", "--in-place").exit_code == 0
-    assert making.sources(notebook)[0] == ("markdown", f"`````python\n{source}\n`````")
-
-
-def test_names_that_a_shell_would_split_are_not_given_to_one() -> None:
-    path = making.write(Path("my net (1).ipynb"), WRAP)
-    assert run("convert", str(path), "--in-place").exit_code == 0
-    assert making.sources(path)[-1] == ("code", "!python my_net_1__ddp.py")
-
-
 def test_without_nbformat_it_says_what_to_install(notebook: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nbformat", None)
     done = run("convert", "train.ipynb", "-o", "out.py")
@@ -238,10 +181,3 @@ def test_forms_that_know_lines_of_files_alone_name_the_cell_in_the_message(noteb
     for form in ("github", "sarif"):
         assert "cell 2, line 3: " in run("check", "train.ipynb", "--format", form).stdout
     assert "file=train.ipynb,line=1,col=1," in run("check", "train.ipynb", "--format", "github").stdout
-
-
-def test_verify_names_the_cell_of_what_it_can_t_convert(notebook: Path) -> None:
-    making.write(notebook, "x = 1", f"{WRAP}\nfrom torch.nn.parallel import DistributedDataParallel as DDP\nDDP(net)")
-    done = run("verify", "train.ipynb")
-    assert done.exit_code == 2
-    assert done.stderr.startswith("dp2ddp: train.ipynb:cell 2:")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import re
 import sys
 from pathlib import Path
 
@@ -46,10 +45,6 @@ def sheet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_it_opens_in_silence(browser: Browser, sheet: Path) -> None:
-    browser.opens_in_silence(sheet)
-
-
 def test_the_policy_lets_nothing_in(browser: Browser, sheet: Path) -> None:
     browser.open(sheet)
     browser.run(
@@ -72,45 +67,6 @@ def test_the_switch_wins_over_the_preference_and_stays(browser: Browser, sheet: 
     assert browser.run("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
 
 
-#: What is written on what.
-_ON = {
-    "ground": "text muted link good bad warn",
-    "raised": "text muted link good bad warn",
-    "info-ground": "text link",
-    "good-ground": "text muted good",
-    "bad-ground": "text muted bad",
-    "warn-ground": "text link warn",
-    "good-mark": "text",
-    "bad-mark": "text",
-}
-
-
-@pytest.mark.parametrize("dark", [False, True])
-def test_colours_can_be_told_apart(browser: Browser, sheet: Path, dark: bool) -> None:
-    browser.open(sheet, dark=dark)
-    pairs = [(ground, name) for ground, names in _ON.items() for name in names.split()]
-    colours = {each: _colour(browser, each) for each in {name for pair in pairs for name in pair}}
-    weak = {pair: round(_contrast(*map(colours.__getitem__, pair)), 2) for pair in pairs}
-    assert {pair: ratio for pair, ratio in weak.items() if ratio < 4.5} == {}
-
-
-def _colour(browser: Browser, name: str) -> list[int]:
-    script = "document.body.style.color = `var(--${arguments[0]})`; return getComputedStyle(document.body).color"
-    return [int(part) for part in re.findall(r"\d+", browser.run(script, name))]
-
-
-def _contrast(one: list[int], other: list[int]) -> float:
-    """As WCAG 2.2 defines it."""
-    light, dark = sorted((_luminance(one), _luminance(other)), reverse=True)
-    return (light + 0.05) / (dark + 0.05)
-
-
-def _luminance(colour: list[int]) -> float:
-    parts = (part / 255 for part in colour)
-    red, green, blue = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
 def test_copying_gives_the_very_characters(browser: Browser, sheet: Path) -> None:
     browser.open(sheet)
     browser.run("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
@@ -118,24 +74,6 @@ def test_copying_gives_the_very_characters(browser: Browser, sheet: Path) -> Non
     # The driver can't hand over half a pair.
     assert browser.run("return window.copied.replace('\\udc80', '?')") == HOSTILE.replace("\udc80", "?")
     assert browser.one("button.copy").text == "Copied"
-
-
-def test_a_link_opens_what_is_folded(browser: Browser, sheet: Path) -> None:
-    browser.open(sheet)
-    assert browser.shown("#deep") == []
-    browser.one('a[href="#deep"]').click()
-    assert browser.shown("#deep") == ["deep"]
-    browser.run("document.getElementById('outer').open = false")
-    browser.one('a[href="#deep"]').click()
-    assert browser.shown("#deep") == ["deep"]
-
-
-def test_without_scripts_there_are_no_dead_buttons(browser: Browser, sheet: Path) -> None:
-    browser.open(sheet, script=False)
-    try:
-        assert not any(each.is_displayed() for each in browser.all("button"))
-    finally:
-        browser.cdp("Emulation.setScriptExecutionDisabled", value=False)
 
 
 @pytest.mark.parametrize(
@@ -151,17 +89,6 @@ def test_without_scripts_there_are_no_dead_buttons(browser: Browser, sheet: Path
 def test_what_does_not_show_is_spelled_out(text: str, shown: str) -> None:
     assert rendering.visible(text) == shown
     assert html.unescape(rendering.code(text).striptags()) == " ".join(shown.split())
-
-
-def test_code_is_markup_once() -> None:
-    assert rendering.code("a < b") == Markup("a &lt; b")
-    assert rendering.code("\x00") == Markup(
-        '<span class="odd" data-char="0" title="a character that does not show">\\x00</span>'
-    )
-
-
-def test_letters_from_right_to_left_keep_their_place() -> None:
-    assert rendering.code("'שלום' < 1") == Markup("&#39;<bdi>שלום</bdi>&#39; &lt; 1")
 
 
 def test_sentences_have_their_code_marked() -> None:

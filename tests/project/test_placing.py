@@ -28,20 +28,6 @@ def test_what_is_staged_joins_what_is_there(tmp_path: Path) -> None:
     assert os.readlink(tmp_path / "z") == "x"
 
 
-@pytest.mark.parametrize("place", [".", "new"])
-def test_a_failure_while_it_is_prepared_changes_nothing(tmp_path: Path, place: str) -> None:
-    (tmp_path / "x").write_text("old")
-
-    def fail() -> None:
-        with placing.staging(tmp_path / place) as staged:
-            (staged / "x").write_text("half of what is ne")
-            raise OSError(28, "No space left on device")
-
-    with pytest.raises(BadInput, match=r"No space left on device.*nothing was changed"):
-        fail()
-    assert contents(tmp_path) == {"x": "old"}
-
-
 def test_a_file_never_replaces_a_folder(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "mine").write_text("old")
@@ -82,10 +68,3 @@ def test_a_full_disk_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(BadInput, match=f"{failing}: can't be written .*; nothing was changed"):
         placing.write({tmp_path / name: b"new" for name in "xyz"})
     assert contents(tmp_path) == {"x": "x", "y": "y", "z": "z"}
-
-
-def test_what_was_written_before_a_failure_is_named(tmp_path: Path) -> None:
-    (tmp_path / "y").mkdir()
-    with pytest.raises(BadInput, match=r"y: can't be written .*; written before: .*/x$"):
-        placing.write({tmp_path / "x": b"new", tmp_path / "y": b"new", tmp_path / "z": b"new"})
-    assert contents(tmp_path) == {"x": "new"}

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 
 import pytest
 
 from dp2ddp.errors import BadInput
-from dp2ddp.project import placing, text_files
-from dp2ddp.project.text_files import TextFile
+from dp2ddp.project import text_files
 from dp2ddp.source import syntax
 
 
@@ -61,18 +59,6 @@ def test_bytes_that_are_no_script_are_refused(data: bytes, message: str) -> None
     assert "\n" not in str(raised.value)
 
 
-def test_a_dictionary_is_no_notebook() -> None:
-    text = '{"cells": [], "nbformat": value}'
-    assert text_files.decode(text.encode(), "train.py", None).text == text
-
-
-def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
-    cases = {str(tmp_path / "none.py"): "no such file", str(tmp_path): "a directory; give one script"}
-    for name, message in cases.items():
-        with pytest.raises(BadInput, match=message):
-            text_files.read(name)
-
-
 @pytest.mark.parametrize(
     ("source", "message"),
     [
@@ -104,27 +90,6 @@ def test_syntax_errors_have_a_place_and_python_2_is_named(source: str, message: 
     assert "\n" not in str(raised.value)
 
 
-def test_invalid_escapes_are_the_scripts_own_affair(recwarn: pytest.WarningsRecorder) -> None:
-    syntax.parse("x = '\\d'\n", "train.py")
-    assert not recwarn.list
-
-
-def test_without_an_input_file_the_umask_decides(tmp_path: Path) -> None:
-    before = os.umask(0o027)
-    try:
-        placing.write({tmp_path / "a.py": b""})
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / "a.py").stat().st_mode) == 0o640
-
-
-def test_devices_are_written_to_and_not_replaced() -> None:
-    source = TextFile("a.py", None, "")
-    text_files.check_output(os.devnull, source, force=False)
-    placing.write({Path(os.devnull): b"x\n"})
-    assert not Path(os.devnull).is_file()
-
-
 def test_outputs_that_must_not_be_written_are_refused(tmp_path: Path) -> None:
     script = tmp_path / "a.py"
     script.write_text("x\n")
@@ -147,14 +112,3 @@ def test_outputs_that_must_not_be_written_are_refused(tmp_path: Path) -> None:
     text_files.check_output(str(tmp_path / "other.py"), source, force=True)
     with pytest.raises(BadInput, match="the output is the input"):
         text_files.check_output(str(script), source, force=True)
-
-
-@pytest.mark.parametrize("what", ["file", "folder"])
-def test_unwritable_outputs_are_refused_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    # Through os.access, since tests may run as root, who may write everywhere.
-    path = tmp_path / "a.py"
-    path.write_text("x\n")
-    closed = path if what == "file" else tmp_path
-    monkeypatch.setattr(os, "access", lambda each, mode: Path(each) != closed)
-    with pytest.raises(BadInput, match=r"a.py: can't be written .Permission denied"):
-        text_files.check_writable(path)
