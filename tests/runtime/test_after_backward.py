@@ -3,71 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import gc
-import weakref
 from typing import Any
 
 import pytest
 import torch
-from backwards import Breaks, a_row_each, bucket_sizes, step
+from backwards import Breaks, a_row_each, bucket_sizes
 from dp2ddp_runtime import checks, gradients
 from dp2ddp_runtime import model as models
 from dp2ddp_runtime.world import world
 from rank_pool import RankPool, on_ranks
 from torch import nn
-
-
-def graph_nodes(tensor: torch.Tensor) -> int:
-    """How many nodes a tensor's graph has."""
-    seen, todo = {None}, [tensor.grad_fn]
-    while todo:
-        node: Any = todo.pop()
-        if node not in seen:
-            seen.add(node)
-            todo += [behind for behind, _ in node.next_functions]
-    return len(seen) - 1
-
-
-class Cut(nn.Module):
-    """Its weight is what the script makes of it, between two steps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(4, 2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if getattr(self, "writes", False) and x[0, 0] > 1:
-            with torch.no_grad():
-                self.weight.mul_(1)
-        return x @ self.weight.t()
-
-
-@on_ranks(2, each=[1, [(2, 3)], True, [18.0]])
-def test_copies_last_and_follow_their_parameters() -> list[Any]:
-    """Copies last from step to step, and follow what is done to the parameters meanwhile."""
-    net = models.wrap_model(Cut())
-    weight = net.module.weight
-    graphs = []
-    for _ in range(4):
-        net(a_row_each()).square().sum().backward(create_graph=True)
-        graphs.append(graph_nodes(weight.grad))
-        net.zero_grad()
-    weight.data = weight.data[:3]  # where it was
-    shapes = [tuple(net(a_row_each()).shape)]
-    weight.data = torch.arange(4.0).view(2, 2)
-    net(a_row_each()).sum().backward()
-    weight.data = weight.data.t()
-    turned = net(a_row_each()).equal(net.module(a_row_each()))
-    fresh = models.wrap_model(Cut())
-    fresh.module.writes = True  # on the rank that has the row for it
-    for _ in range(3):
-        fresh(a_row_each()).sum().backward()
-    kept = fresh(a_row_each()).sum()
-    with fresh.no_sync():  # which changes nothing
-        kept.backward(retain_graph=True)
-    fresh.module.weight.data = fresh.module.weight.data.clone()
-    (kept + fresh(a_row_each()).sum()).backward()
-    return [len(set(graphs)), shapes, turned, fresh.module.weight.grad.unique().tolist()]
 
 
 class Scaled(nn.Linear):
@@ -161,19 +106,6 @@ def _told_apart() -> str:
     with pytest.raises(RuntimeError) as raised:
         checks.before_step(optimizer, (), {})
     return str(raised.value)
-
-
-@on_ranks(2, each=0)
-def test_models_that_are_gone_leave_no_parameters() -> int:
-    """How many parameters of a model in several buckets outlive it."""
-    with bucket_sizes():
-        net = models.wrap_model(nn.Sequential(*(nn.Linear(2, 2) for _ in range(4))))
-        step(net)
-        step(net)
-    params_of_it = [weakref.ref(param) for param in net.parameters()]
-    del net
-    gc.collect()
-    return sum(param() is not None for param in params_of_it)
 
 
 class Normalised(nn.Linear):

@@ -192,25 +192,6 @@ def test_what_looks_gets_the_whole_batch_also_where_it_is_large(ranks: RankPool)
     assert ranks(2, large_looks) == [[], []]
 
 
-class WithoutSwaps:
-    """As in torch before 2.3, where a batch can't become an ordinary tensor: the whole stands in for it."""
-
-    def __enter__(self) -> None:
-        self.kept = vars(torch.utils).pop("swap_tensors", None)
-
-    def __exit__(self, *error: object) -> None:
-        vars(torch.utils)["swap_tensors"] = self.kept
-
-
-def looks_without_swaps() -> list[str]:
-    with WithoutSwaps(), Large():
-        return looks()
-
-
-def test_what_looks_gets_the_whole_batch_in_older_versions(ranks: RankPool) -> None:
-    assert ranks(2, looks_without_swaps) == [[], []]
-
-
 @needs_swap
 @on_ranks(2, each=True)
 def test_what_was_looked_at_is_an_ordinary_tensor() -> bool:
@@ -247,20 +228,6 @@ def test_a_view_that_was_a_copy_keeps_what_it_had() -> bool:
         return made
 
     return all(map(torch.equal, before_and_after(x), before_and_after(whole_x)))
-
-
-@on_ranks(2, each=[1, 0, 0, 1, 1])
-def test_messages() -> list[int]:
-    """Small ones come along with whatever comes first; large ones have one each; another order has one."""
-    x, y = batch()
-    late = batch()[1]
-    del late  # nobody can look at it any more
-    taken = [messages(lambda: x.sum()), messages(lambda: y.sum()), messages(lambda: (x[0], y[0]))]
-    with Large():
-        x, y = batch()
-        permutation = torch.randperm(ROWS, generator=torch.Generator().manual_seed(1))
-        taken += [messages(lambda: 0.3 * x + 0.7 * x[permutation]), messages(lambda: (x.sum(), x.mean()))]
-    return taken
 
 
 @needs_swap

@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from tempfile import NamedTemporaryFile, mkstemp
 from typing import Any, Callable
 
 import dp2ddp_runtime as ddp
@@ -159,65 +158,7 @@ def tools(late: Late) -> Any:
     return found
 
 
-class Animation:
-    """What is called back while it writes, as matplotlib's is: each frame is drawn by the model."""
-
-    def __init__(self, draw: Callable[[int], Any]) -> None:
-        self.draw = draw
-
-    def save(self, path: str) -> None:
-        with open(path, "w") as file:
-            for number in range(3):
-                file.write(f"{self.draw(number)}\n")
-
-
-@torch.no_grad()
-def filmed(late: Late) -> str:
-    """The frames are drawn on all ranks, and written by rank 0."""
-    net = ddp.wrap_model(torch.nn.Linear(2, 1))
-    net.load_state_dict({key: torch.ones_like(value) for key, value in net.state_dict().items()})
-
-    def draw(number: int) -> float:
-        late()
-        return net(torch.full((6, 2), float(number))).sum().item()
-
-    Animation(draw).save("film.txt")
-    late()
-    return Path("film.txt").read_text()
-
-
-def looks(late: Late) -> Any:
-    """What a folder holds, what is truncated and what has a mode is rank 0's, at the line that asks."""
-    seen: list[Any] = []
-    for number in range(4):
-        late()
-        seen.append(sorted(os.listdir(".")))
-        Path(f"{number}").write_text(f"{number}")
-        os.chmod(f"{number}", 0o640 if ddp.is_main() else 0o600)
-        late()
-        kept = os.open("kept", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-        assert os.fstat(kept).st_nlink == 1  # filelock takes a file without a name for deleted, and tries for ever
-        os.write(kept, b"%d" % number)
-        os.close(kept)
-        late()
-        kept = os.open("kept", os.O_RDONLY)
-        late()
-        seen += [os.read(kept, 9), oct(os.stat(f"{number}").st_mode)]
-        os.close(kept)
-        os.close(os.open("kept", os.O_WRONLY | os.O_TRUNC))
-        with NamedTemporaryFile("w", dir=".", suffix=".part", delete=False) as part:
-            part.write("whole")
-        late()
-        descriptor, own = mkstemp(dir=".")
-        os.close(descriptor)
-        late()
-        os.replace(part.name, "whole")
-        os.replace(own, "empty")
-        seen += [Path("whole").read_text(), os.path.exists(own)]
-    return seen
-
-
-SHAPES = [failing, handles, commands, tools, filmed, looks]
+SHAPES = [failing, handles, commands, tools]
 
 
 def _run(shape: Callable[[Late], Any], folder: Path, late_rank: int) -> Any:

@@ -7,30 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from backwards import a_row_each, bucket_sizes, step
-from dp2ddp_runtime import gradients, large
+from backwards import a_row_each
+from dp2ddp_runtime import large
 from dp2ddp_runtime import model as models
-from dp2ddp_runtime.world import world
 from rank_pool import RankPool, on_ranks
 from torch import nn
-
-
-def sums_of_every_kind() -> list[torch.Tensor]:
-    """Of tensors that aren't contiguous, complex, half; what one all-reduce adds in a wider type."""
-    rank = world.rank
-    turned = torch.arange(6.0).view(3, 2).t() * (rank + 1)
-    low = torch.full((1000,), 256.0 + rank, dtype=torch.bfloat16)
-    given = ([turned, torch.ones(2)], [torch.full((2,), rank + 1j)], [low])
-    return [total for each in given for total in gradients.sums(each)]
-
-
-def test_sums_of_every_kind(ranks: RankPool) -> None:
-    for turned, ones, complexes, low in ranks(2, sums_of_every_kind):
-        assert turned.equal(torch.arange(6.0).view(3, 2).t() * 3)
-        assert ones.tolist() == [2.0, 2.0]
-        assert complexes.tolist() == [1 + 2j, 1 + 2j]
-        assert low.dtype == torch.bfloat16
-        assert low[0] == torch.tensor(513.0).bfloat16()
 
 
 class Turned(nn.Module):
@@ -86,15 +67,6 @@ class TiedEmbedding(nn.Module):
         return self.embed(x) @ self.embed.weight.t()
 
 
-@on_ranks(2, each=[2.0, 2.0])
-def test_a_sparse_gradient_of_a_single_row() -> Any:
-    index = torch.tensor([[1, 3]])[:, :1]  # contiguous, and its strides are those of two
-    grad = torch.sparse_coo_tensor(index, torch.ones(1, 2), (4, 2), check_invariants=False)
-    (total,) = gradients.sums([grad], sparse=True)
-    assert total.is_sparse
-    return total.to_dense()[1].tolist()
-
-
 @on_ranks(2, each=(True, False))
 def test_what_no_output_hangs_on_has_no_gradient_where_a_module_has_a_backward_hook() -> Any:
     net = models.wrap_model(Severed())
@@ -136,32 +108,6 @@ class Words(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.embed(x) if x[0] >= 0 else torch.ones(len(x), 1)
-
-
-class Probe(nn.Module):
-    """Notes during backward how many buckets are under way."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[int] = []
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.requires_grad:
-            x.register_hook(
-                lambda grad: self.seen.append(sum(len(each._begun) for each in gradients.Sums.running.values()))
-            )
-        return x
-
-
-@pytest.mark.skipif(torch.__version__ < "2.2", reason="nodes have no numbers of their own")
-@on_ranks(2, each=[4, 4, 4])  # two layers'
-def test_buckets_are_sent_while_backward_runs() -> list[int]:
-    probe = Probe()
-    net = models.wrap_model(nn.Sequential(nn.Linear(2, 2), probe, nn.Linear(2, 2), nn.Linear(2, 2)))
-    with bucket_sizes():
-        for _ in range(3):
-            step(net)
-    return probe.seen
 
 
 class Severing(nn.Module):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import pickle
 import random
 from collections import namedtuple
@@ -167,55 +166,6 @@ def test_a_pass_that_began_before_the_first_wrap_goes_on(ranks: RankPool) -> Non
         assert kinds == [[False] * 3 + [True] * 6] * 3
 
 
-@on_ranks(2, each=["DataLoader loads whole batches on every rank: it has a collate_fn of its own"])
-def test_why_batches_are_whole_is_told_if_it_is_asked_for() -> list[str]:
-    messages: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    log = logging.getLogger("dp2ddp_runtime")
-    log.addHandler(handler)
-    logging.getLogger().setLevel(logging.DEBUG)  # the script's, which may have a file
-    try:
-        list(ddp.shard_loader(DataLoader(TensorDataset(torch.arange(9)), 4, collate_fn=longest)))
-        log.setLevel(logging.DEBUG)
-        loader = ddp.shard_loader(DataLoader(TensorDataset(torch.arange(9)), 4, collate_fn=longest))
-        for each in (loader, ddp.shard_loader(DataLoader(range(9), 4))):
-            list(each)
-    finally:
-        log.removeHandler(handler)
-        log.setLevel(logging.NOTSET)
-        logging.getLogger().setLevel(logging.WARNING)
-    return messages
-
-
-class Told(Sized):
-    size = 4
-
-    def __init__(self) -> None:
-        self.epochs: list[int] = []
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epochs.append(epoch)
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
-class ToldSampler(Told):
-    def __iter__(self) -> Iterator[Any]:
-        return iter([[0, 1], [2, 3]] if not self.epochs else [[3, 2], [1, 0]])
-
-
-@on_ranks(1, 2, each=([7], [7], [[3, 2], [1, 0]]))
-def test_set_epoch_tells_all_parts() -> Any:
-    data, sampler = Told(), ToldSampler()
-    loader = ddp.shard_loader(DataLoader(data, batch_sampler=sampler))  # type: ignore[arg-type]
-    state = torch.get_rng_state()
-    ddp.set_epoch(loader, 7)
-    assert torch.equal(torch.get_rng_state(), state)
-    return data.epochs, sampler.epochs, [batch.tolist() for batch in loader]
-
-
 # What the ranks compare.
 
 
@@ -244,29 +194,7 @@ def test_samples_of_other_shapes_on_other_ranks_are_an_error(ranks: RankPool, wo
         assert "rank 0: [['torch.float32', 3, 200, 100]]; rank 1: [['torch.float32', 3, 201, 100]]" in text
 
 
-class Growing(Sized):
-    """Samples have the size that the first one of their batch chose, as in multi-scale training."""
-
-    size = 12
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.ones(3, 300 * (1 + index // 4), 9)
-
-
-@on_ranks(2, each=[(4, 3, side, 9) for side in (300, 600, 900)])
-def test_batches_may_differ_in_size() -> list[Any]:
-    return [tuple(batch.shape) for batch in ddp.shard_loader(DataLoader(Growing(), 4, num_workers=1))]
-
-
 # Who loads what.
-
-
-@on_ranks(2, all_give=[[0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10]])
-def test_without_workers_a_rank_loads_its_rows() -> list[int]:
-    data = Noted()
-    for batch in ddp.shard_loader(DataLoader(data, 4)):
-        assert is_rows(batch)
-    return data.loaded
 
 
 class Rare(Noted):

@@ -124,25 +124,6 @@ def test_p1_each_batch_is_the_originals(ranks: RankPool, n: int, workers: int) -
         assert [result[index] for result in results] == [expected] * n, kind
 
 
-def own_rows(kind: str, workers: int) -> list[list[int]]:
-    """The samples that this rank has loaded for each batch of two epochs, once it knows that they draw nothing."""
-    streams.seed_everything(11)
-    loader = loaders.shard_loader(make_loader(kind, workers))
-    return [batch.to(device())._rows.tolist() for _ in range(2) for batch in loader]
-
-
-@pytest.mark.parametrize(("ranks", "n", "workers"), [("cpu", 3, 2), ("cuda", 2, 0)], indirect=["ranks"])
-def test_p1_each_row_has_one_owner(ranks: RankPool, n: int, workers: int) -> None:
-    """The ranks' rows together are the batch, in `torch.chunk`'s sizes; idle ranks have rank 0's."""
-    for kind in KINDS:
-        streams.seed_everything(11)
-        original = make_loader(kind, 0)
-        parts = ranks(n, own_rows, kind, workers)
-        for step, whole in enumerate(batch for _ in range(2) for batch in original):
-            chunks = [chunk.tolist() for chunk in whole.chunk(n)]
-            assert [part[step] for part in parts] == chunks + [chunks[0]] * (n - len(chunks)), kind
-
-
 def read_unseeded() -> list[list[int]]:
     random.seed(1)
     loader = loaders.shard_loader(DataLoader(Numbered(40), 8, sampler=Rolling(40)))

@@ -216,14 +216,3 @@ def test_each_entry_of_the_list_has_a_case() -> None:
     tested += "float double half bfloat16 long int short bool".split()
     names = [*rows.MOVES, *rows.VIEWS, *rows.RESHAPES, *rows.COMPARISONS, *rows.EACH, *rows.LIKE]
     assert [name for name in names if name not in tested and hasattr(torch.Tensor, name)] == []
-
-
-def test_a_stream_is_noted_for_the_rows() -> None:
-    """Of a loader that reads ahead: the rows' memory must last, and nothing is gathered for it."""
-    own = torch.rand(3, 2)
-    batch = Rows(own, [3, 3])
-    noted: list[Any] = []
-    rows.RULES["record_stream"](lambda *given: noted.append(given), (batch, "a stream"), {}, [batch])
-    assert noted[0][0] is own
-    assert noted[0][1:] == ("a stream",)
-    assert is_rows(batch)
