@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dp2ddp.analysis.own_ddp import is_converted, refuse
+from dp2ddp.analysis.own_ddp import refuse
 from dp2ddp.convert.pipeline import convert_files
 from dp2ddp.errors import BadInput
 from dp2ddp.rules import Options
@@ -62,19 +62,6 @@ def test_refused(source: str, line: int, what: str) -> None:
 )
 def test_not_refused(source: str) -> None:
     refuse(parse(source, "train.py").files[0])
-
-
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ("import dp2ddp_runtime as ddp\n", True),
-        ("def f():\n    from dp2ddp_runtime import setup\n", True),
-        ("import dp2ddp_runtime.base.world\n", True),
-        ("import dp2ddp_runtimes\nddp = 1\n", False),
-    ],
-)
-def test_converted_scripts_are_known_by_their_import(source: str, expected: bool) -> None:
-    assert is_converted(parse(source, "train.py").files[0]) is expected
 
 
 def test_a_wrapper_that_another_file_takes_is_refused_where_it_is_imported() -> None:

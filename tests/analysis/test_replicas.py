@@ -55,32 +55,6 @@ def test_a_copy_of_data_parallel_that_runs_is_refused(shape: str) -> None:
     assert ", line 1" in conversion.notes[0].what
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        "torch.cuda.comm.scatter(torch.ones(4, 4), [0, 1])",
-        "nn.parallel.replicate(net.module, [0, 1])",
-        "parallel_apply([net.module], [torch.ones(4, 4)])",
-    ],
-)
-def test_a_call_for_several_devices_outside_of_functions_is_refused(call: str) -> None:
-    conversion = converted(f"net = nn.DataParallel(nn.Linear(4, 2))\nfound = {call}\n")
-    assert conversion.refused
-    assert {note.rule for note in conversion.notes} == {"DDP016"}
-    assert "works on several GPUs, which every process would do" in conversion.notes[0].what
-
-
-def test_a_copy_that_nothing_uses_is_left_alone() -> None:
-    files = {
-        "train.py": "import torch.nn as nn\nimport copies\nnet = nn.DataParallel(nn.Linear(4, 2))\n"
-        "print(isinstance(net, copies.Copies))\n",
-        "copies.py": f"{_HEAD}",
-    }
-    done = convert_files(files, ["train.py"], Options())
-    assert "net = ddp.wrap_model(nn.Linear(4, 2)" in done["train.py"].new_text
-    assert not any(each.refused for each in done.values())
-
-
 _SYNC = {
     "train.py": """\
 import torch
@@ -146,18 +120,6 @@ def test_a_package_in_the_program_that_synchronises_batchnorm_meets_the_runtime(
     assert "assert isinstance(data_parallel, ddp.WrappedModel)" in replicate
     done = convert_files(_SYNC, ["train.py"], Options(sync_bn=True))
     assert "net = ddp.wrap_model(net, sync_bn=True)\n" in done["train.py"].new_text
-
-
-def test_one_that_is_installed_needs_the_option() -> None:
-    files = {"train.py": _SYNC["train.py"]}
-    done = convert_files(files, ["train.py"], Options())
-    (note,) = [note for each in done.values() for note in each.notes]
-    assert note.span.start.line == 7
-    assert note.what.startswith("`patch_replication_callback(net)` synchronises BatchNorm over DataParallel's")
-    assert note.todo.startswith("convert with --sync-bn")
-    done = convert_files(files, ["train.py"], Options(sync_bn=True))
-    assert "net = ddp.wrap_model(net, sync_bn=True)\n" in done["train.py"].new_text
-    assert "patch_replication_callback(net)" not in done["train.py"].new_text
 
 
 _ABN = """

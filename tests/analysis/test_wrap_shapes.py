@@ -63,14 +63,6 @@ def test_arguments_stay_as_they_are(given: str) -> None:
     assert f"\nddp.setup()\nnet = ddp.wrap_model({given}).cuda()\n" in new
 
 
-@pytest.mark.parametrize("test", ["not args.single or args.force", "args.gpu is None", "len(ids) > 1", "False"])
-def test_the_start_depends_on_no_condition(test: str) -> None:
-    """How many processes there are is known when the model is wrapped."""
-    body = f"if {test}:\n    net = nn.DataParallel(net)\n"
-    new = converted(f"{body}else:\n    net = nn.DataParallel(net, [0])\n").new_text
-    assert f"\nddp.setup()\n{body.replace('nn.DataParallel', 'ddp.wrap_model')}" in new
-
-
 @pytest.mark.parametrize(
     "body",
     [

@@ -73,13 +73,6 @@ def test_a_name_that_is_no_text() -> None:
     assert "wrap_model" in Path("out", ODD).read_text()
 
 
-def test_messages_show_what_a_script_contains_as_text() -> None:
-    Path("odd.py").write_text('import torch\nx = "\x1b]0;gone\x07\u202e" if\n')
-    done = started("convert", "odd.py")
-    refused(done, "odd.py:2:")
-    assert not set("\x1b\x07\u202e") & set(done.stderr)
-
-
 # -- what is in it ---------------------------------------------------------------------------------------------------
 
 
@@ -87,10 +80,7 @@ def test_messages_show_what_a_script_contains_as_text() -> None:
     ("text", "says"),
     [
         ("await x\n", "6:1: syntax error: 'await' outside"),
-        ("return 1\n", "6:1: syntax error: 'return' outside function"),
         ("from __future__ import annotations\n", "from __future__ imports must occur at the beginning"),
-        ("def f():\n    nonlocal q\n", "no binding for nonlocal 'q' found"),
-        ("def f(a, a): pass\n", "duplicate argument 'a'"),
     ],
 )
 def test_what_parses_but_does_not_compile(text: str, says: str) -> None:
@@ -100,9 +90,7 @@ def test_what_parses_but_does_not_compile(text: str, says: str) -> None:
 
 
 DEEP = {
-    "a sum": "s = " + " + ".join("a" for _ in range(800)),
     "a long sum": "s = " + " + ".join("a" for _ in range(2500)),
-    "items": "s = a" + "[0]" * 1400,
     "elif": "if a == 0:\n    b = 0\n" + "".join(f"elif a == {i}:\n    b = {i}\n" for i in range(1, 250)),
     "assignments": "x0 = net\n" + "".join(f"x{i + 1} = x{i}\n" for i in range(3000)) + "torch.save(x3000, 'a')",
 }

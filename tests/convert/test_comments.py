@@ -56,12 +56,6 @@ def test_a_line_is_left_to_a_person(comment: str) -> None:
     assert "DDP011" not in {edit.rule for edit in done.edits}
 
 
-def test_behind_the_last_line_of_an_expression_it_is_for_that() -> None:
-    loader = '    "test": DataLoader(\n        torch.rand(8, 4),\n        batch_size=4,\n    ),\n'
-    script = SCRIPT.replace('    "test": DataLoader(torch.rand(8, 4), 4),\n', loader)
-    assert notes(convert(commented(script, "),", "[DDP005]"))) == [("DDP005", 8)]
-
-
 @pytest.mark.parametrize(
     ("line", "comment", "what"),
     [

@@ -84,14 +84,3 @@ def test_if_no_script_can_be_converted_the_first_says_why(project: Path) -> None
     assert (result.exit_code, result.stderr) == (2, "dp2ddp: project/nets.py:1: it is refused\n")
     write(project, {"nets.py": "print 'DataParallel'\n"})
     assert run("project").stderr.startswith("dp2ddp: project/nets.py:1: Python 2")
-
-
-def test_scripts_that_never_come_to_a_wrap_stay(project: Path) -> None:
-    write(project, {"prepare.py": f"OLD = 1\nprint(OLD)\n{GUARD.replace('wrap', 'print')}"})
-    result = run("project", "-o", "out", "--entry", "train.py", "--entry", "prepare.py")
-    assert "prepare.py: never wraps a model, and stays as it is\n" in result.stderr
-    assert read("out") == {
-        **CONVERTED,
-        "tools/test.py": FILES["tools/test.py"],
-        "prepare.py": read(project)["prepare.py"],
-    }

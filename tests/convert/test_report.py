@@ -14,12 +14,9 @@ from dp2ddp.convert.job import DisplayPaths, Job, Request
 from dp2ddp.convert.pipeline import Conversion
 from dp2ddp.convert.reporting import File, Report, lines_of
 from dp2ddp.project.python_files import PythonFiles
-from dp2ddp.rewrite.edits import Note, RemoveStatement
+from dp2ddp.rewrite.edits import Note
 from dp2ddp.rules import Options
 from dp2ddp.source.spans import Span
-
-SPAN = Span.of(3, 0, 3, 5)
-
 
 Printed = Callable[..., list[str]]
 
@@ -39,18 +36,6 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Printed:
         return capsys.readouterr().err.splitlines()
 
     return show
-
-
-def test_what_is_said_twice_for_a_line_is_said_once(printed: Printed) -> None:
-    edit = RemoveStatement("DDP003", SPAN, "the optimizer is no module")
-    other = RemoveStatement("DDP003", Span.of(4, 0, 4, 5), "the optimizer is no module")
-    lines = printed(Conversion("x\n", edits=[edit, edit, other], changed=True), verbose=True)
-    assert lines[:4] == [
-        "train.py -> out.py: 3 changes",
-        "    3  unwraps the optimizer",
-        "         train.py:3  DDP003  `z = 5` goes: the optimizer is no module",
-        "         train.py:4  DDP003  `w = 6` goes: the optimizer is no module",
-    ]
 
 
 def test_notes_that_say_the_same_are_one_line(printed: Printed) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 from pathlib import Path
 
 import making
@@ -63,13 +62,6 @@ def test_figures_that_are_shown_are_saved_and_closed() -> None:
     assert "figure = plt.show()" in code(f"{PLOT}\nfigure = plt.show()")
 
 
-def test_figures_are_numbered_as_they_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    cells = ["import matplotlib\nmatplotlib.use('Agg')\nfrom matplotlib import pyplot\npyplot.style.use('ggplot')"]
-    cells += ["for i in range(2):\n    pyplot.plot([i])\n    pyplot.show()", "pyplot.plot([2])\nprint('done')"]
-    exec(script(*cells).text, {})
-    assert sorted(os.listdir()) == ["train.ipynb", *(f"train_figure_{number}.png" for number in (1, 2, 3))]
-
-
 @pytest.mark.parametrize(
     ("cell", "out"),
     [
@@ -87,22 +79,6 @@ def test_what_a_cell_shows_is_printed(cell: str, out: str, capsys: pytest.Captur
     assert capsys.readouterr().out == out
 
 
-@pytest.mark.parametrize(
-    ("line", "becomes"),
-    [
-        ("from tqdm.notebook import tqdm, trange", "from tqdm.auto import tqdm, trange"),
-        ("from tqdm.autonotebook import tqdm", "from tqdm.auto import tqdm"),
-        ("from tqdm import tqdm_notebook as tqdm", "from tqdm import tqdm as tqdm"),
-        ("from tqdm import tqdm_notebook, tnrange", "from tqdm import tqdm, trange"),
-        ("import tqdm.notebook", "import tqdm.auto"),
-        ("for x in tqdm.notebook.tqdm(a): pass", "for x in tqdm.auto.tqdm(a): pass"),
-        ("import tqdm_notebook_utils", "import tqdm_notebook_utils"),
-    ],
-)
-def test_progress_bars_are_the_terminal_s(line: str, becomes: str) -> None:
-    assert code(line).splitlines()[-1] == becomes
-
-
 def test_what_belongs_on_top_goes_there() -> None:
     text = script("x = 1", "from __future__ import annotations\nfiles = !ls").text
     assert text.splitlines()[1:3] == ["from __future__ import annotations", "import subprocess"]
@@ -113,18 +89,6 @@ def test_a_mistake_is_named_by_its_cell() -> None:
     with pytest.raises(BadInput) as error:
         script("#md text", "x = 1", "y = (1\n", "z = 2")
     assert str(error.value).startswith("train.ipynb:cell 3:1:5: syntax error: '(' was never closed")
-
-
-def test_cells_that_were_run_in_another_order_are_told() -> None:
-    path = making.write(Path("train.ipynb"), "a = 1", "b = 2", "c = 3")
-    notebook = nbformat.read(path, as_version=4)
-    for cell, count in zip(notebook.cells, (5, 3, 9)):
-        cell.execution_count = count
-    nbformat.write(notebook, path)
-    made = read("train.ipynb")
-    (remark,) = made.remarks
-    assert made.places.of(remark.line).cell == 2
-    assert remark.what == "this cell was run before one above it; the script runs from top to bottom"
 
 
 FRAGMENTS = [

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from pathlib import Path
-from typing import Any
 
 import fixture_data
 import making
@@ -147,37 +144,3 @@ def test_bad_notebooks_are_one_line(data: bytes, message: str) -> None:
         assert done.stderr.count("\n") == 1
     assert os.listdir() == ["train.ipynb"]
     assert Path("train.ipynb").read_bytes() == data
-
-
-def test_without_nbformat_it_says_what_to_install(notebook: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "nbformat", None)
-    done = run("convert", "train.ipynb", "-o", "out.py")
-    message = "notebooks need nbformat; pip install nbformat"
-    assert (done.exit_code, done.stderr) == (2, f"dp2ddp: train.ipynb: {message}\n")
-    # One among other files doesn't keep these from being checked, and isn't passed over either.
-    Path("train.py").write_text(f"{WRAP}\n")
-    checked = run("check", ".", "--output-format", "concise")
-    assert checked.exit_code == 1
-    assert f"train.ipynb:1:1: refused: {message}\n" in checked.stdout
-    assert "train.py:2:7: DDP002" in checked.stdout
-
-
-def test_notebooks_of_a_folder_are_checked_and_left_as_they_are(notebook: Path, tmp_path_factory: Any) -> None:
-    os.makedirs("a/.ipynb_checkpoints")
-    making.write(Path("a/other.ipynb"), WRAP)
-    making.write(Path("a/.ipynb_checkpoints/other-checkpoint.ipynb"), WRAP)
-    making.write(Path("plain.ipynb"), "x = 1")
-    found = json.loads(run("check", ".", "--format", "json").stdout)["findings"]
-    assert {(each["file"], each["cell"]) for each in found} == {("a/other.ipynb", 1), ("train.ipynb", 2)}
-    done = run("convert", ".", "-o", str(tmp_path_factory.mktemp("converted")))
-    assert done.exit_code == 0, done.output
-    assert "  a/other.ipynb: a notebook, which is left as it is; convert it by its own name" in done.stderr
-    assert "plain.ipynb" not in done.stderr
-
-
-def test_forms_that_know_lines_of_files_alone_name_the_cell_in_the_message(notebook: Path) -> None:
-    lines = run("check", "train.ipynb", "--format", "concise").stdout.splitlines()
-    assert lines[2].startswith("train.ipynb:cell 2:3:7: DDP002 ")
-    for form in ("github", "sarif"):
-        assert "cell 2, line 3: " in run("check", "train.ipynb", "--format", form).stdout
-    assert "file=train.ipynb,line=1,col=1," in run("check", "train.ipynb", "--format", "github").stdout

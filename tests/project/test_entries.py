@@ -52,19 +52,6 @@ def test_modules_are_no_scripts(tmp_path: Path, module: str) -> None:
     assert found.wraps == {"nets.py": [4]}
 
 
-def test_what_nobody_imports_is_started_where_it_does_something(tmp_path: Path) -> None:
-    work = "from nets import wrap\nnet = wrap(1)\nnet.train()\n"
-    use = "import part\nprint(part.net)\n"
-    files = {
-        "nets.py": WRAP,
-        "main.py": work,
-        "part.py": work,
-        "package/__init__.py": f"{work}for i in range(3): print(i)\n",
-        "use.py": use,
-    }
-    assert guess(tmp_path, files).entries == ["main.py", "use.py"]
-
-
 def test_what_is_imported_is_a_script_only_with_a_guard_and_arguments(tmp_path: Path) -> None:
     loop = "for i in range(3):\n    print(i)\n"
     files = {

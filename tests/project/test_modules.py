@@ -12,7 +12,6 @@ import pytest
 from commands import write
 
 from dp2ddp.project.modules import Layout
-from dp2ddp.project.python_files import PythonFiles
 
 
 def reached(files: Mapping[str, str], entry: str = "train.py") -> list[str]:
@@ -66,42 +65,6 @@ def test_folders_that_the_script_adds_are_looked_in(adding: str) -> None:
         "other/core.py": "",
     }
     assert reached(files, "tools/train.py") == ["tools/train.py", "tools/_init_paths.py", "lib/core/__init__.py"]
-
-
-def test_the_scripts_own_folder_comes_before_those_above_it() -> None:
-    files = {"utils.py": "", "a/utils.py": "", "a/train.py": "import utils, common", "b/train.py": "import utils"}
-    layout = Layout({**files, "common.py": "import utils"})
-    assert layout.reachable("a/train.py") == ["a/train.py", "a/utils.py", "common.py"]
-    assert layout.reachable("b/train.py") == ["b/train.py", "utils.py"]
-    assert layout.resolve("common.py", "a/train.py", "utils", 0) == "a/utils.py"
-    assert layout.resolve("common.py", "b/train.py", "utils", 0) == "utils.py"
-
-
-def test_a_package_comes_before_a_module_and_both_before_a_plain_folder() -> None:
-    files = {"a/train.py": "import x, y.z", "a/x.py": "", "a/x/__init__.py": "", "a/y/z.py": "", "y/__init__.py": ""}
-    assert reached(files, "a/train.py") == ["a/train.py", "a/x/__init__.py"]
-    assert reached({**files, "y/z.py": ""}, "a/train.py")[2:] == ["y/__init__.py", "y/z.py"]
-
-
-@pytest.mark.parametrize(
-    ("files", "line", "found"),
-    [
-        ({"lib/core.py": ""}, "import core", ["lib/core.py"]),
-        ({"my-lib/model/utils/net.py": ""}, "from model.utils import net", ["my-lib/model/utils/net.py"]),
-        ({"lib/model/__init__.py": "", "lib/model/net.py": ""}, "import model.net", ["lib/model/__init__.py"]),
-        ({"../lib/core.py": ""}, "import core", ["lib/core.py"]),
-        ({"lib/core.py": "", "old/core.py": ""}, "import core", []),
-        ({"lib/json.py": ""}, "import json", []),
-        ({".venv/core.py": ""}, "import core", []),
-    ],
-)
-def test_one_folder_below_is_where_a_path_variable_leads(
-    tmp_path: Path, files: dict[str, str], line: str, found: list[str]
-) -> None:
-    write(tmp_path / "tools", {"train.py": line, **files})
-    root, entry = (tmp_path, "tools/train.py") if "../lib/core.py" in files else (tmp_path / "tools", "train.py")
-    sources = PythonFiles(root, late=lambda path: True)
-    assert Layout(sources).reachable(entry)[1:2] == found
 
 
 def test_circles_end() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
 
 from dp2ddp.errors import BadInput
@@ -88,27 +85,3 @@ def test_syntax_errors_have_a_place_and_python_2_is_named(source: str, message: 
         syntax.parse(source, "train.py")
     assert str(raised.value).startswith(message)
     assert "\n" not in str(raised.value)
-
-
-def test_outputs_that_must_not_be_written_are_refused(tmp_path: Path) -> None:
-    script = tmp_path / "a.py"
-    script.write_text("x\n")
-    os.link(script, tmp_path / "hard.py")
-    (tmp_path / "soft.py").symlink_to(script)
-    (tmp_path / "other.py").write_text("y\n")
-    source = text_files.read(str(script))
-    cases = {
-        ".": "a directory; name the file to write",
-        "a.py": "the output is the input; use --in-place",
-        "./a.py": "the output is the input",
-        "hard.py": "the output is the input",
-        "soft.py": "the output is the input",
-        "other.py": "exists already; use --force to overwrite it",
-        "none/b.py": "no such folder",
-    }
-    for name, message in cases.items():
-        with pytest.raises(BadInput, match=message):
-            text_files.check_output(str(tmp_path / name), source, force=False)
-    text_files.check_output(str(tmp_path / "other.py"), source, force=True)
-    with pytest.raises(BadInput, match="the output is the input"):
-        text_files.check_output(str(script), source, force=True)

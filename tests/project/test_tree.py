@@ -64,16 +64,3 @@ def test_what_git_tracks_is_not_ignored(tmp_path: Path) -> None:
     found = tree.scan(tmp_path / "p")
     assert found.files == ["out/kept.py", "train.py"]
     assert set(found.left_out) == {"out/other.py", "logs"}
-
-
-def test_ignored_files_are_sources_once_they_are_asked_for(tmp_path: Path) -> None:
-    make(tmp_path, "train.py", "lib/core.py", "env/pyvenv.cfg", "env/x.py", "dp2ddp_runtime/world.py")
-    (tmp_path / ".gitignore").write_text("lib/\n")
-    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
-    sources = tree.scan(tmp_path).sources()
-    assert list(sources) == ["train.py"]
-    assert "lib/core.py" in sources
-    assert not sources.is_known("lib/core.py")
-    assert sources["lib/core.py"] == ""
-    for path in ("lib/none.py", "env/x.py", "none.py", "dp2ddp_runtime/world.py"):
-        assert path not in sources

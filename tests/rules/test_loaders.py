@@ -42,15 +42,6 @@ def test_a_loader_is_sharded_wherever_it_is_made(place: str, made: str) -> None:
     assert converted(script.replace("LOADER", made)).endswith(script.replace("LOADER", f"ddp.shard_loader({made})"))
 
 
-@pytest.mark.parametrize("target", ["loader", "self.loader", "args.data.train"])
-def test_a_call_of_several_lines_keeps_them(target: str) -> None:
-    script = f"{target} = DataLoader(data,  # all of it\n    batch_size=4,\n)\n"
-    assert converted(script).endswith(f"{script}{target} = ddp.shard_loader({target})\n")
-    assert converted("run(DataLoader(\n    data,\n), 3)\n").endswith(
-        "run(ddp.shard_loader(DataLoader(\n    data,\n)), 3)\n"
-    )
-
-
 @pytest.mark.parametrize(("given", "whole"), [("collate_fn=pad", True), ("collate_fn=None", False)])
 def test_rows_are_said_where_a_collate_fn_may_mix_them(given: str, whole: bool) -> None:
     script = f"loader = DataLoader(data, 4, {given})\n"

@@ -107,25 +107,6 @@ def test_a_value_of_the_tracker_s_own_is_noted_once() -> None:
     assert [note.span.start.line for note in conversion.notes] == [12]
 
 
-def test_a_store_is_noted_once() -> None:
-    text = "db = sqlite3.connect(p)\nother = lmdb.open(p)\nthird = lmdb.open(p)\n"
-    conversion = convert_source(_HEAD + text, "train.py", _ONLY)
-    assert ["main_only" in note.todo for note in conversion.notes] == [True]
-    assert not conversion.changed
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "save = torch.save\nsave(net, p)\n",
-        "from functools import partial\nsave = partial(torch.save, pickle_protocol=4)\nsave(net, p)\n",
-        "savers = {'torch': torch.save}\n",
-    ],
-)
-def test_torch_s_save_under_another_name_stays_as_the_runtime_replaces_it(text: str) -> None:
-    assert convert_source(_HEAD + text, "train.py", Options()).new_text.endswith(text)
-
-
 def test_torch_s_save_is_the_runtime_s_whatever_is_written_where() -> None:
     text = "import io\nfrom torch import save\ndef unused():\n    save(net, p)\n"
     text += "torch.save(net, io.BytesIO())\ntorch.save(1, p)\n"

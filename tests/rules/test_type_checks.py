@@ -45,17 +45,3 @@ def test_an_import_that_another_file_takes_stays(used: str, said: str) -> None:
     done = convert_files(files, ["train.py"], Options())
     assert done["wraps.py"].new_text.startswith("from torch.nn import DataParallel\n")
     assert "    return ddp.wrap_model(net)\n" in done["wraps.py"].new_text
-
-
-@pytest.mark.parametrize(
-    ("imported", "left"),
-    [
-        ("from torch.nn import DataParallel, Linear", "from torch.nn import Linear"),
-        ("from torch.nn import Linear, DataParallel as Wrapped  # both", "from torch.nn import Linear  # both"),
-        ("from torch.nn import (\n    DataParallel,  # wraps\n    Linear,\n)", ""),
-    ],
-)
-def test_an_import_loses_what_nothing_uses_any_more(imported: str, left: str) -> None:
-    name = "Wrapped" if "as" in imported else "DataParallel"
-    new = convert_source(f"{imported}\nnet = {name}(Linear(4, 2))\n", "train.py", Options()).new_text
-    assert new.startswith(f"{left or imported}\n")

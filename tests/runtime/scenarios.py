@@ -148,28 +148,6 @@ def numbers_of_other_generators_in_forward(wrap: Wrapper) -> Tensors:
         return [*result, net(torch.rand(5, 4)), torch.tensor(random.random())]
 
 
-@scenario
-def what_forward_hangs_on_its_parameters(wrap: Wrapper) -> Tensors:
-    """Hooks and notes on a replica's parameters, which are gone when the next forward begins."""
-
-    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
-        weight = self.layer.weight
-        found = getattr(weight, "note", 1)
-        weight.note = 3
-        weight.register_hook(lambda grad: grad * 2)
-        return self.layer(x) * found + self.other(x)
-
-    net = wrap(Function(forward))
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    result: Tensors = []
-    for rows in (6, 5, 1, 6):
-        optimizer.zero_grad()
-        net(torch.rand(rows, 4)).square().sum().backward()
-        optimizer.step()
-        result += grads(net)
-    return result
-
-
 def run_all(wrap: Wrapper) -> dict[str, Tensors]:
     """Every scenario from the same seed, in double precision."""
     torch.set_num_threads(1)

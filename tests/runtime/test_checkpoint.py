@@ -91,18 +91,6 @@ def test_a_failed_save_leaves_nothing_behind(tmp_path: Path) -> None:
         save(1, tmp_path)
 
 
-def test_the_file_is_the_one_that_torch_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    state = nn.DataParallel(Net()).state_dict()
-    (tmp_path / "by_torch").mkdir()
-    torch.save(state, tmp_path / "by_torch" / "net.pt")
-    monkeypatch.chdir(tmp_path)
-    save(state, "net.pt")
-    assert Path("net.pt").read_bytes() == Path("by_torch/net.pt").read_bytes()
-    save(state, "old.pt", _use_new_zipfile_serialization=False)
-    assert same(torch.load("old.pt"), state)
-    assert not Path("old.pt").read_bytes().startswith(b"PK")
-
-
 def test_mode_and_links_stay(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:

@@ -140,6 +140,17 @@ def looks() -> list[str]:
         "sum of squares": lambda x, y: (x**2).sum(),
         "reversed": lambda x, y: 1 - x,
         "wider": lambda x, y: x.unsqueeze_(1),
+        "a row": lambda x, y: x[0],
+        "from the last": lambda x, y: x.flip(0),
+        "views across rows": lambda x, y: x.view(3, -1),
+        "another first dimension": lambda x, y: x.transpose(0, 1),
+        "all in one": lambda x, y: x[None],
+        "shifted": lambda x, y: x.roll(1, 0),
+        "a learned scale": lambda x, y: (x * torch.ones(3, 1, 1, requires_grad=True)).detach(),
+        "chunks of rows": lambda x, y: torch.cat(x.chunk(2)[::-1]),
+        "with alpha": lambda x, y: torch.add(x, x, alpha=0.3),
+        "into a given tensor": lambda x, y: torch.add(x, 1, out=torch.empty(ROWS, 3, 8, 8)),
+        "a copy": lambda x, y: x.clone(),
     }
     wrong = []
     for name, look in each.items():

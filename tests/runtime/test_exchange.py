@@ -6,7 +6,6 @@ import datetime
 import math
 import os
 import pathlib
-import signal
 import time
 import uuid
 from typing import Any
@@ -34,27 +33,6 @@ def test_rows_of_any_sizes_are_gathered(ranks: RankPool) -> None:
     for dim, sizes in enumerate(([3, 3, 1], [1, 3, 2], [4, 0, 0])):
         for dtype in (torch.float32, torch.bfloat16, torch.complex64):
             assert ranks(3, rows_gathered, sizes, dim, dtype) == [True] * 3
-
-
-@on_ranks(2, all_give=["the script's own, [0, 1]", ", [0, 1]"])
-def test_a_handler_that_raises_tears_no_message() -> str:
-    """A timer that goes off, and raises, in the middle of a message; and an exchange after it."""
-
-    def raises(number: int, frame: Any) -> None:
-        raise TimeoutError("the script's own")
-
-    if world.rank == 0:
-        signal.signal(signal.SIGALRM, raises)
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
-    else:
-        time.sleep(0.6)
-    raised = ""
-    try:
-        exchange("a test", "a note")
-    except TimeoutError as error:
-        raised = str(error)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    return f"{raised}, {[each.value for each in exchange('a test', world.rank)]}"
 
 
 PLAIN: list[Any] = [

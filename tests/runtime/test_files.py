@@ -8,10 +8,8 @@ from __future__ import annotations
 import gc
 import json
 import os
-import stat
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any, Callable
@@ -19,9 +17,7 @@ from typing import Any, Callable
 import dp2ddp_runtime as ddp
 import numpy as np
 import pytest
-import torch
 from dp2ddp_runtime.world import world
-from test_rank_zero import in_c
 
 _LATE = 0.03  # seconds
 
@@ -116,49 +112,7 @@ def commands(late: Late) -> Any:
     )
 
 
-class Checkpoints:
-    """As ignite's `ModelCheckpoint`: by a temporary file beside it, and the last one is kept."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
-        self.last: str | None = None
-        os.makedirs(folder, exist_ok=True)
-
-    def __call__(self, state: Any, epoch: int) -> None:
-        path = os.path.join(self.folder, f"net_{epoch}.pt")
-        with tempfile.NamedTemporaryFile(delete=False, dir=self.folder) as temporary:
-            torch.save(state, temporary.file)
-        os.replace(temporary.name, path)
-        os.chmod(path, os.stat(path).st_mode | stat.S_IRGRP)
-        if self.last:
-            os.remove(self.last)
-        self.last = path
-
-
-def run_async(path: str) -> subprocess.Popen[bytes]:
-    """As ffmpeg-python's, which takes frames."""
-    return subprocess.Popen(["tee", path], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-
-
-def tools(late: Late) -> Any:
-    """What libraries write in their own ways is read at once; what C has written by `main_only`, also by C."""
-    found: list[Any] = []
-    save_net = Checkpoints("nets")
-    for number in range(2):
-        ddp.main_only(in_c.write)("clip.avi", f"{number}")
-        late()
-        found.append(in_c.read("clip.avi"))
-        save_net({"epoch": number}, number)
-        late()
-        found += [os.listdir("nets"), torch.load(f"nets/net_{number}.pt")]
-        film = run_async("film")
-        film.communicate(b"frames")
-        late()
-        found += [film.returncode, Path("film").read_text()]
-    return found
-
-
-SHAPES = [failing, handles, commands, tools]
+SHAPES = [failing, handles, commands]
 
 
 def _run(shape: Callable[[Late], Any], folder: Path, late_rank: int) -> Any:

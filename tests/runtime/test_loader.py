@@ -15,7 +15,7 @@ import pytest
 import torch
 from dp2ddp_runtime.world import Divergence, agree, exchange, world
 from loading import Noted, Sized, described, is_rows, longest
-from rank_pool import RankPool, on_ranks
+from rank_pool import RankError, RankPool, on_ranks
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset, get_worker_info
 
 Sample = namedtuple("Sample", "image label")
@@ -259,3 +259,61 @@ def test_in_samples_it_is_the_originals() -> bool:
         (batch,) = ddp.shard_loader(DataLoader(data, 11, num_workers=workers))
         assert batch.tolist() == [[float(i + j) for j in range(11)] for i in range(11)]
     return True
+
+
+class Gaps(Sized):
+    """Some of its samples raise."""
+
+    size = 18
+
+    def __getitem__(self, index: int) -> int:
+        if index in (4, 13):
+            raise FileNotFoundError(f"no sample {index}")
+        return index
+
+
+def over_gaps(workers: int, whole: bool) -> list[Any]:
+    """What a script gets that goes on with the next batch, and uses each."""
+    found: list[Any] = []
+    batches = iter(ddp.shard_loader(DataLoader(Gaps(), 3, num_workers=workers, collate_fn=longest if whole else None)))
+    while True:
+        try:
+            batch = next(batches)
+        except FileNotFoundError as error:
+            found.append(str(error).strip().splitlines()[-1].removeprefix("FileNotFoundError: "))
+        except StopIteration:
+            return found
+        else:
+            found.append(batch[1] if whole else batch.tolist())
+        exchange("a step")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sample_that_can_t_be_loaded_raises_on_all_ranks_or_ends_the_job(ranks: RankPool, workers: int) -> None:
+    """Where all load whole batches, all go on with the next one; else the others don't go on without it."""
+    assert ranks(2, over_gaps, workers, True) == [over_gaps(workers, True)] * 2
+    with pytest.raises(RankError) as error:
+        ranks(2, over_gaps, workers, False)
+    for text in error.value.failures.values():
+        *_, last = text.strip().splitlines()
+        assert last.startswith("dp2ddp_runtime.world.Divergence: ")
+        assert ("no sample 4" in last) == (workers == 1) or "come apart" in last
+
+
+class Told(BatchSampler):
+    """A sampler that is told of epochs."""
+
+    epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+@on_ranks(1, 2, each=7)
+def test_set_epoch_tells_the_sampler_and_draws_nothing() -> int:
+    sampler = Told(range(8), 4, False)
+    loader = ddp.shard_loader(DataLoader(Noted(), batch_sampler=sampler))
+    state = torch.get_rng_state()
+    ddp.set_epoch(loader, 7)
+    assert torch.equal(torch.get_rng_state(), state)
+    return sampler.epoch

@@ -13,6 +13,7 @@ from typing import Any
 import dp2ddp_runtime as ddp
 import pytest
 import torch
+import torch.distributed as dist
 from dp2ddp_runtime import gradients
 from dp2ddp_runtime import model as models
 from dp2ddp_runtime.world import exchange, world
@@ -238,3 +239,13 @@ def test_a_list_that_forwards_append_to_is_told_of_once() -> list[str]:
         for _ in range(5):
             net(torch.ones(6, 3))
     return [str(each.message).partition("appends to ")[2].partition(":")[0] for each in caught]
+
+
+@on_ranks(2, each=[False, True])
+def test_torch_says_what_it_says_without_a_group() -> list[Any]:
+    """The original's answers, and its errors."""
+    with pytest.raises((RuntimeError, ValueError), match="Default process group has not been initialized"):
+        dist.get_rank()
+    layer = nn.SyncBatchNorm(2)  # would say that it wants a GPU
+    normal = layer(torch.rand(4, 2, generator=torch.Generator().manual_seed(0)))
+    return [dist.is_initialized(), normal.mean().abs().item() < 1e-6]

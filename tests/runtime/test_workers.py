@@ -89,8 +89,6 @@ def with_generators(workers: int, shard: bool = True) -> dict[str, Any]:
     _global.seed(5)
     kinds: dict[str, Any] = {
         "RandomState": Moving(np.random.RandomState(47).rand),
-        "default_rng": Moving(np.random.default_rng(47).random),
-        "Random": Moving(random.Random(47).random),
         "nested": Subset(ConcatDataset([Moving(Noise(47)), Moving(Noise(48))]), range(4, 12)),
         "partial": Moving(functools.partial(random.Random(47).uniform, 0, 1)),
         "closure": Moving(closed()),
