@@ -110,8 +110,7 @@ def linked(files: Mapping[str, str], entries: Sequence[str]) -> tuple[ParsedProg
     # (By a package's own file names come from one that matters.)
     kept = {name for name in texts if name in entries or name.endswith("__init__.py")}
     read = {name: text for name, text in texts.items() if name in kept or _RELEVANT.search(text)}
-    others = {name: text for name, text in texts.items() if name not in read}
-    return link(read, entries, resolve, reached=programs, others=others), texts, read
+    return link(read, entries, resolve, reached=programs), texts, read
 
 
 def _conversions(source: ParsedProgram, texts: Mapping[str, str], options: Options) -> dict[str, Conversion]:

@@ -60,7 +60,8 @@ def decide(facts: Facts, options: Options) -> Plan:
     rules = [each for each in all_rules() if each.explains or (each in wanted and not facts.blockers)]
     findings: list[Finding] = []
     for each in rules:
-        findings += each.edits(facts, options)
+        found = each.edits(facts, options)
+        findings += found if each.explains else _once_a_file(facts, found)
     trials = [facts.span(node) for tree in facts.modules for node in tree.body if facts.is_trial(node)]
     findings = [each for each in findings if _is_about(facts, each, trials)]
     findings = [_ignored(finding) if finding.rule in options.ignore else finding for finding in findings]
@@ -77,6 +78,16 @@ def _is_about(facts: Facts, finding: Finding, trials: Sequence[Span]) -> bool:
     """
     module = facts.source.file_of_line(finding.span.start.line).tree
     return module in facts.modules and not any(span.contains(finding.span) for span in (*facts.own_ddp, *trials))
+
+
+def _once_a_file(facts: Facts, findings: Iterable[Finding]) -> Iterator[Finding]:
+    """The findings, of notes that say the same of a file the first."""
+    told = set()
+    for each in findings:
+        key = (each.what, facts.source.file_of_line(each.span.start.line).name) if isinstance(each, Note) else None
+        if key is None or key not in told:
+            told.add(key)
+            yield each
 
 
 def _ignored(finding: Finding) -> Note:
