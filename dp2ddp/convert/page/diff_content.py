@@ -169,9 +169,7 @@ def _verdict(report: Report, notes: int, *, written: bool) -> Verdict:
     """What became of inputs that could be read; `notes`: how many need a person."""
     if report.job.outcome.is_refused:
         more = "Half a conversion would train something else, so nothing was changed, and nothing was written."
-        return Verdict(
-            "Not converted", "bad", "It can't be converted as it is: what stands in the way is below.", [more]
-        )
+        return Verdict("Not converted", "bad", "It can't be converted as it is.", [more])
     if any(each.conversion.converted_before for each in report.started):
         return Verdict("Converted already", "good", "There is nothing to do: it was converted before.")
     if not report.changed and notes:
