@@ -61,17 +61,16 @@ def is_converted(file: File) -> bool:
 
 
 def blockers(source: ParsedProgram, names: Names, *, allow_ddp: bool) -> Iterator[Blocker]:
-    """Where each file of a program first sets up distributed training itself.
+    """Where a program first sets up distributed training itself, by a framework and by torch's own means.
 
     `isinstance(model, DistributedDataParallel)` alone sets up nothing. With `allow_ddp` torch's own means are allowed.
     """
-    for file in source.files:
-        marked = any(mark in file.text for mark in _PACKAGES)
-        found = list(_frameworks(list(ast.walk(file.tree)))) if marked else []
-        own = [(call, f"calls {name}") for call, name in _set_up(source, names) if source.file(call) is file]
-        first = min([*found, *([] if allow_ddp else own)], key=lambda each: each[0].lineno, default=None)
+    files = (file for file in source.files if any(mark in file.text for mark in _PACKAGES))
+    framework = (found for file in files for found in _frameworks(list(ast.walk(file.tree))))
+    own = ((call, f"calls {name}") for call, name in _set_up(source, names) if not allow_ddp)
+    for found, todo in ((framework, _FRAMEWORK), (own, _BESIDE)):
+        first = min(found, key=lambda each: each[0].lineno, default=None)
         if first is not None:
-            todo = _FRAMEWORK if first in found else _BESIDE
             yield Blocker(first[0], f"sets up distributed training already: {first[1]}", todo)
 
 

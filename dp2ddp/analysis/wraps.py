@@ -83,6 +83,12 @@ class Wraps:
         return [*self.models, *self.functional, *self.values, *self.optimizers, *bases, *refused]
 
     @property
+    def several(self) -> list[ast.Call]:
+        """Calls that wrap a model, but for those that visibly are for one device."""
+        lists = {call: argument(call, 1, "device_ids") for call in self.models}
+        return [c for c, ids in lists.items() if not (isinstance(ids, (ast.List, ast.Tuple)) and len(ids.elts) == 1)]
+
+    @property
     def targets(self) -> set[str]:
         """The names and attributes to which wrapped models are assigned."""
         statements = (self._source.statement(call) for call in self.models)

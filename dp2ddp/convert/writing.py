@@ -36,7 +36,8 @@ def check(request: Request, given: Sequence[TextFile]) -> None:
             raise BadInput(output, what="several files need a folder to go to", todo=todo)
         if is_notebook(output) and not is_notebook(given[0].name):
             raise BadInput(output, what=f"a notebook, and {given[0].name} is a script", todo="name a .py file")
-        text_files.check_output(output, given[0], force=request.force)
+        text_files.check_new(Path(output), given[0].path, force=request.force)
+        text_files.check_writable(Path(output))
         return
     if given and given[0].path is None:
         raise BadInput(output, what="a folder, and standard input has no name there", todo="name a file")

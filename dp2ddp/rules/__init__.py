@@ -5,10 +5,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-import re
 from functools import lru_cache
 
-from dp2ddp.errors import BadInput, suggestion
+from dp2ddp.errors import BadInput
 from dp2ddp.rules.base import Example, Options, Rule
 
 __all__ = ["Example", "Options", "Rule", "all_rules", "check_ignored", "known_id", "rule"]
@@ -49,10 +48,7 @@ def known_id(rule_id: str, place: str, line: int | None = None) -> str:
     """
     found = rule(rule_id)
     if found is None:
-        # A number that no rule has is no typing mistake.
-        near = "" if re.fullmatch(r"DDP\d{3}", rule_id.upper()) else suggestion(rule_id, [r.id for r in all_rules()])
-        todo = f"{near} `dp2ddp rules` lists them".lstrip()
-        raise BadInput(place, line=line, what=f"no rule {rule_id!r}", todo=todo)
+        raise BadInput(place, line=line, what=f"no rule {rule_id!r}", todo="`dp2ddp rules` lists them")
     return found.id
 
 
