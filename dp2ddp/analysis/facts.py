@@ -135,7 +135,7 @@ class Facts:
     @property
     def wraps_models(self) -> bool:
         """Whether anything in the program runs on several devices, so that there are several ranks."""
-        return bool(self.wraps.several or self.wraps.functional or self.wraps.values)
+        return bool(self.wraps.models or self.wraps.functional or self.wraps.values)
 
     @cached_property
     def modules(self) -> frozenset[ast.Module]:

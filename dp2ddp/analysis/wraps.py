@@ -86,7 +86,8 @@ class Wraps:
     def several(self) -> list[ast.Call]:
         """Calls that wrap a model, but for those that visibly are for one device."""
         lists = {call: argument(call, 1, "device_ids") for call in self.models}
-        return [c for c, ids in lists.items() if not (isinstance(ids, (ast.List, ast.Tuple)) and len(ids.elts) == 1)]
+        parts = {call: ids.elts if isinstance(ids, (ast.List, ast.Tuple)) else [] for call, ids in lists.items()}
+        return [call for call, ids in parts.items() if len(ids) != 1 or isinstance(ids[0], ast.Starred)]
 
     @property
     def targets(self) -> set[str]:

@@ -194,11 +194,3 @@ def test_what_tells_a_loading_which_classes_there_are_stays() -> None:
     """Checkpoints name the original's class, whoever saved them."""
     safe = "torch.serialization.add_safe_globals([nn.DataParallel])\n"
     assert safe in converted(f"{safe}net = nn.DataParallel(nn.Linear(4, 2))\n").new_text
-
-
-def test_a_program_that_wraps_for_one_device_alone_stays() -> None:
-    one = "import torch.nn as nn\nnet = nn.DataParallel(nn.Linear(4, 2), device_ids=[0])\n"
-    done = convert_source(one, "train.py", Options())
-    assert (done.changed, done.notes, done.refused) == (False, [], False)
-    done = convert_source(f"{one}other = nn.DataParallel(net.module)\n", "train.py", Options())
-    assert done.new_text.count("ddp.wrap_model(") == 2

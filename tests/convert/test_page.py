@@ -217,6 +217,3 @@ def test_a_notebook_is_named_by_its_cells(run: Run) -> None:
     assert "The notebook's code cells, one below the other." in page
     assert "python out.py" in page
     _check_links(Path("report.html").read_text("utf-8"))
-    assert run("train.ipynb", "-o", "out.ipynb", "--html", "report.html").exit_code == 0
-    assert "Run the notebook's cells" in _page()
-    assert "python out.ipynb" not in _page()
