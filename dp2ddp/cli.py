@@ -92,7 +92,6 @@ def main() -> None:
     "--vendor", "vendored", is_flag=True, help="Copy the runtime beside the scripts, so they need only torch."
 )
 @CONVERSION
-@click.option("--annotate", is_flag=True, help="Write each note into the script, as a comment `# dp2ddp: ...`.")
 @click.option("--strict", is_flag=True, help="Exit with 1 while notes are open.")
 @FORMAT
 @click.option(

@@ -269,7 +269,7 @@ def _convert(job: Job, layout: Layout, chosen: Sequence[str], *, lenient: bool) 
             if not is_foreign or wrapcalls.mentions(job.sources.data(path)):
                 refused.append((Program(path, {}), error))
             continue
-        if not is_foreign or program.names_data_parallel:
+        if not is_foreign or any(name in text for text in program.files.values() for name in wrapcalls.CALLED):
             followed.append(program)
     job.outcome = programs.convert(followed, job.request.options, lenient=lenient)
     job.outcome.refused = sorted([*refused, *job.outcome.refused], key=lambda each: each[0].entry)

@@ -203,13 +203,6 @@ def test_strict_fails_while_notes_are_open(script: Path) -> None:
     assert Path("out.py").exists()
 
 
-def test_notes_can_be_written_into_the_script(script: Path) -> None:
-    script.write_text(f"{SCRIPT}\nif a:\n    b(\n        odd)\nelif odd:\n    c\n")
-    result = run("convert", "train.py", "--annotate", "-o", "-")
-    note = "# dp2ddp: DDP008: it is odd; look at it"
-    assert result.stdout == f"{CONVERTED}\n{note}\nif a:\n    {note}\n    b(\n        odd)\nelif odd:\n    c\n"
-
-
 def test_options_reach_the_plan(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Options] = []
     monkeypatch.setattr(pipeline, "plan", lambda source, options: seen.append(options) or Plan())
