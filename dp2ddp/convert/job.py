@@ -249,7 +249,9 @@ def _of_directory(request: Request) -> Job:
         outcome.refused += [(Program(each.file, {}), each) for each in chosen.unread if each.file not in known]
         said = {str(each) for _, each in outcome.refused}
         job.warnings = [each for each in job.warnings if str(each) not in said]  # an import of such a file
-        job.warnings += [*_ignored(outcome, sources), *_shared(outcome, names), *notebooks.left_alone(tree)]
+        job.warnings += [*_ignored(outcome, sources), *_shared(outcome, names)]
+        what, todo = "a notebook, which is left as it is", "convert it by its own name"
+        job.warnings += [BadInput(path, what=what, todo=todo) for path in notebooks.wrapping(tree)]
         left_alone = {path for program, _ in outcome.refused for path in (program.entry, *program.files)}
         job.warnings += chosen.left({*outcome.conversions, *left_alone})
     return job

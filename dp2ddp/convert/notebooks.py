@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dp2ddp.convert.pipeline import Conversion
-from dp2ddp.errors import BadInput
 from dp2ddp.notebook import notebook
 from dp2ddp.notebook.notebook import Notebook, is_notebook
 from dp2ddp.project import text_files, wrapcalls
@@ -50,9 +49,3 @@ def wrapping(tree: Tree) -> Iterator[str]:
     for path in tree.files:
         if is_notebook(path) and wrapcalls.mentions(text_files.read_bytes(tree.root / path, path)):
             yield path
-
-
-def left_alone(tree: Tree) -> Iterator[BadInput]:
-    """What to say of a directory's notebooks, which its conversion leaves as they are."""
-    for path in wrapping(tree):
-        yield BadInput(path, what="a notebook, which is left as it is", todo="convert it by its own name")

@@ -33,10 +33,6 @@ class Options:
     functions: tuple[str, ...] = ()
     rows: bool = False
 
-    def runs(self, rule_id: str) -> bool:
-        """Whether the rule with this id is to run."""
-        return not self.select or rule_id in self.select
-
 
 @dataclass(frozen=True)
 class Example:
