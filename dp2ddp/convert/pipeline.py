@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,10 +10,11 @@ from dp2ddp.analysis import own_ddp
 from dp2ddp.convert.plan import Plan, plan
 from dp2ddp.errors import BadInput, EditError, NotRewritable
 from dp2ddp.notebook.notebook import LineMap
+from dp2ddp.project import wrapcalls
 from dp2ddp.project.modules import Layout
 from dp2ddp.rewrite.apply import apply
-from dp2ddp.rewrite.edits import Edit, InsertBefore, Note, at
-from dp2ddp.rules import Options, all_rules
+from dp2ddp.rewrite.edits import Edit, Note, at
+from dp2ddp.rules import Options
 from dp2ddp.rules.unsupported import NOTHING
 from dp2ddp.source import syntax
 from dp2ddp.source.program import File, ParsedProgram, link
@@ -110,58 +110,22 @@ def linked(files: Mapping[str, str], entries: Sequence[str]) -> tuple[ParsedProg
     # (By a package's own file names come from one that matters.)
     kept = {name for name in texts if name in entries or name.endswith("__init__.py")}
     read = {name: text for name, text in texts.items() if name in kept or _RELEVANT.search(text)}
-    others = {name: text for name, text in texts.items() if name not in read}
-    return link(read, entries, resolve, reached=programs, others=others), texts, read
+    return link(read, entries, resolve, reached=programs), texts, read
 
 
 def _conversions(source: ParsedProgram, texts: Mapping[str, str], options: Options) -> dict[str, Conversion]:
     converted = {file.name for file in source.files if own_ddp.is_converted(file)}
+    for file in source.files if converted else ():
+        left = [] if file.name in converted else wrapcalls.places(file.tree)
+        if left:
+            others = ", ".join(sorted(converted))
+            what = f"still uses nn.DataParallel, in one program with {others}, which was converted before"
+            todo = "convert them together, from the originals"
+            raise BadInput(file.name, line=left[0] - file.before, what=what, todo=todo)
     if converted:
-        notes = {file.name: _left_behind(file, converted) for file in source.files if file.name not in converted}
-        return {
-            name: Conversion(text, converted_before=name in converted, notes=left, refused=bool(left))
-            for name, text in texts.items()
-            for left in [notes.get(name, [])]
-        }
-    _refuse(source, options)
+        return {name: Conversion(text, converted_before=name in converted) for name, text in texts.items()}
     planned = plan(source, options)
-    return {file.name: _convert_file(file, texts[file.name], source, planned, options) for file in source.files}
-
-
-def _refuse(source: ParsedProgram, options: Options) -> None:
-    """Refuses a program that sets up distributed training itself.
-
-    Raises:
-        BadInput: it does. Where --allow-ddp would not do, it says all that would be in its way.
-    """
-    for file in source.files:
-        own_ddp.refuse(file, allow_ddp=True)
-    beside = any(map(own_ddp.uses_data_parallel, source.files))
-    for file in source.files if not options.allow_ddp else ():
-        try:
-            own_ddp.refuse(file, others=[other for other in source.files if other is not file])
-        except BadInput as error:
-            found = _beside_ddp(source, options) if beside else []
-            if found == []:
-                raise
-            start = own_ddp.AS_BEFORE
-            if found is None:
-                todo = f"{start}; there is no nn.DataParallel to convert beside it"
-            else:
-                todo = f"{start}; --allow-ddp converts what is beside it once this is mended: {'; and '.join(found)}"
-            raise BadInput(error.file, line=error.line, what=error.what, todo=todo) from None
-
-
-def _beside_ddp(source: ParsedProgram, options: Options) -> list[str] | None:
-    """All that keeps a program from being converted with --allow-ddp; None where there is nothing to convert."""
-    try:
-        planned = plan(source, replace(options, allow_ddp=True))
-    except BadInput as error:
-        return [str(error)]
-    if not planned.edits and not planned.notes:
-        return None
-    notes = planned.notes if planned.refused else ()
-    return [in_brief(note, source.where_line(note.span.start.line)) for note in notes]
+    return {file.name: _convert_file(file, texts[file.name], source, planned) for file in source.files}
 
 
 def in_brief(note: Note, where: str) -> str:
@@ -169,25 +133,7 @@ def in_brief(note: Note, where: str) -> str:
     return f"{where}: {note.what.removesuffix(NOTHING)}; {note.todo}"
 
 
-def _left_behind(file: File, converted: set[str]) -> list[Note]:
-    """What to do about a file that still wraps models, in a program of which others were converted without it."""
-    where = own_ddp.first_use_of_data_parallel(file)
-    if where is None:
-        return []
-    line, column = where
-    span = Span.of(line - file.before, column, line - file.before, column + 1)
-    others = ", ".join(sorted(converted))
-    return [
-        Note(
-            next(rule.id for rule in all_rules() if rule.explains),
-            span,
-            f"still uses nn.DataParallel, in one program with {others}, which was converted before",
-            "convert them together, from the originals",
-        )
-    ]
-
-
-def _convert_file(file: File, original: str, source: ParsedProgram, planned: Plan, options: Options) -> Conversion:
+def _convert_file(file: File, original: str, source: ParsedProgram, planned: Plan) -> Conversion:
     """What the plan means for one file."""
 
     def in_file(span: Span) -> Span:
@@ -205,25 +151,13 @@ def _convert_file(file: File, original: str, source: ParsedProgram, planned: Pla
             notes=[at(note, as_written) for note in notes],
             refused=planned.refused,
         )
-    comments = [_comment(note, file, source) for note in notes if options.annotate]
-    new_text = _rewrite(file.text, file.name, [*edits, *comments])
+    new_text = _rewrite(file.text, file.name, edits)
     return Conversion(
         new_text,
         edits=sorted((at(each, as_written) for each in edits), key=lambda edit: edit.span.start),
         notes=[at(note, as_written) for note in notes],
         changed=new_text != original,
     )
-
-
-def _comment(note: Note, file: File, source: ParsedProgram) -> InsertBefore:
-    """The note as a comment above the statement that it is about, or above the one around it that begins a line."""
-    statements = (n for n in ast.walk(file.tree) if isinstance(n, ast.stmt))
-    around = (
-        moved(source.span(node), -file.before) for node in statements if not source.segment(node).startswith("elif")
-    )
-    around = (span for span in around if not file.lines[span.start.line - 1][: span.start.column].strip())
-    statement = max((span for span in around if span.contains(note.span)), default=note.span)
-    return InsertBefore(note.rule, statement, note.what, [f"# dp2ddp: {note.rule}: {note.what}; {note.todo}"])
 
 
 def _rewrite(text: str, filename: str, edits: Sequence[Edit]) -> str:

@@ -6,7 +6,6 @@ Scripts that share files are converted together, since a shared file has one con
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +22,6 @@ from dp2ddp.source import syntax
 
 #: What lies in the top folder of a project.
 _ROOT_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
-_NAMED = re.compile(rf"(?<!Distributed)(?<!Sharded){wrapcalls.CLASS}|{wrapcalls.FUNCTION}|{wrapcalls.STEP}")
 
 
 @dataclass(frozen=True)
@@ -34,18 +32,11 @@ class Program:
         entry: the script.
         files: the text of each file by its path, the script itself first.
         unread: imported files that can't be read as Python and don't matter to the conversion.
-        wraps: whether one of the files can have to do with `DataParallel`.
     """
 
     entry: str
     files: Mapping[str, str]
     unread: Sequence[BadInput] = ()
-    wraps: bool = True
-
-    @property
-    def names_data_parallel(self) -> bool:
-        """Whether one of its files names `DataParallel`: not only `DistributedDataParallel` or the like."""
-        return any(_NAMED.search(text) for text in self.files.values())
 
 
 @dataclass
@@ -56,13 +47,11 @@ class Outcome:
         programs: the scripts that were converted, with their files.
         conversions: by path, of all files of these programs.
         refused: the scripts that were left as they are, and why.
-        idle: the scripts that never come to a wrap, and need no conversion.
     """
 
     programs: list[Program] = field(default_factory=list)
     conversions: dict[str, Conversion] = field(default_factory=dict)
     refused: list[tuple[Program, BadInput]] = field(default_factory=list)
-    idle: list[Program] = field(default_factory=list)
 
     @property
     def is_refused(self) -> bool:
@@ -105,9 +94,7 @@ def follow(sources: PythonFiles, layout: Layout, entry: str) -> Program:
             if wrapcalls.mentions(sources.data(path)):
                 raise
             unread.append(error)
-
-    wraps = any(wrapcalls.mentions(text.encode()) for text in files.values())
-    return Program(entry, files, unread, wraps)
+    return Program(entry, files, unread)
 
 
 def groups(programs: Sequence[Program]) -> list[list[Program]]:
@@ -137,18 +124,12 @@ def convert(
         BadInput: a script can't be converted, and not `lenient`.
         EditError: a mistake in dp2ddp.
     """
-    named = [each for each in programs if each.wraps]
-    idle = [each for each in programs if named and not each.wraps]
-    outcome = Outcome(idle=[] if lenient else idle)
-    programs = [program for program in programs if program not in outcome.idle]
+    outcome = Outcome()
     for group in groups(programs):
         part = convert_group(group, options, lenient=lenient)
         outcome.programs += part.programs
         outcome.conversions.update(part.conversions)
         outcome.refused += part.refused
-    for program in outcome.idle:
-        untouched = {path: Conversion(text) for path, text in program.files.items()}
-        outcome.conversions = {**untouched, **outcome.conversions}
     return outcome
 
 

@@ -26,6 +26,9 @@ def check(request: Request, given: Sequence[TextFile]) -> None:
         BadInput: it has no place for what is converted, or can't be written.
     """
     output = request.output
+    asked = list(request.inputs) if request.in_place else [output or ""]
+    for name in filter(is_notebook, asked):
+        raise BadInput(name, what="a notebook becomes a script", todo="name that: -o train_ddp.py; a cell can start it")
     if output is None or (output == STANDARD and given):
         return
     if output == STANDARD:
@@ -34,9 +37,8 @@ def check(request: Request, given: Sequence[TextFile]) -> None:
         if len(given) > 1:
             todo = "write its name with a / at the end"
             raise BadInput(output, what="several files need a folder to go to", todo=todo)
-        if is_notebook(output) and not is_notebook(given[0].name):
-            raise BadInput(output, what=f"a notebook, and {given[0].name} is a script", todo="name a .py file")
-        text_files.check_output(output, given[0], force=request.force)
+        text_files.check_new(Path(output), given[0].path, force=request.force)
+        text_files.check_writable(Path(output))
         return
     if given and given[0].path is None:
         raise BadInput(output, what="a folder, and standard input has no name there", todo="name a file")

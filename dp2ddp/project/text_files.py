@@ -5,9 +5,7 @@ Encodings as PEP 263 has them.
 
 from __future__ import annotations
 
-import codecs
 import io
-import json
 import os
 import sys
 import tokenize
@@ -21,7 +19,6 @@ LONGEST = 64 << 20
 _CHUNK = 1 << 20
 #: The name that stands for standard input and standard output.
 STANDARD = "-"
-_WIDE_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
 
 
 def read_bytes(path: Path, name: str) -> bytes:
@@ -106,10 +103,8 @@ def decode(data: bytes, name: str, path: Path | None) -> TextFile:
     Raises:
         BadInput: a notebook, binary, or not in the encoding it says.
     """
-    if data.startswith(_WIDE_MARKS):
-        raise BadInput(name, what="UTF-16 or UTF-32, which Python doesn't read", todo="save it as UTF-8")
     if b"\0" in data:
-        raise BadInput(name, what="a binary file, not a Python script")
+        raise BadInput(name, what="a binary file, not a Python script", todo="if it is UTF-16, save it as UTF-8")
     try:
         # (What is no UTF-8 is left to `decode`, which knows where it is.)
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data.decode("utf-8", "replace").encode()).readline)
@@ -124,22 +119,10 @@ def decode(data: bytes, name: str, path: Path | None) -> TextFile:
         ) from None
     if text.encode(encoding) != data:
         raise BadInput(name, what=f"the encoding {encoding} can't be written back unchanged", todo="save it as UTF-8")
-    if _is_notebook(text):
+    if text.lstrip().startswith("{") and '"nbformat"' in text:
         todo = "give it by a name that ends in .ipynb"
         raise BadInput(name, what="a notebook, not a script", todo=todo)
     return TextFile(name, path, text, encoding)
-
-
-def check_output(output: str, source: TextFile, *, force: bool) -> None:
-    """Checks that the conversion may be written to `output`, before any work is done.
-
-    Raises:
-        BadInput: a directory, the input itself, there already (without `force`), or not writable.
-    """
-    if output == STANDARD:
-        return
-    check_new(Path(output), source.path, force=force)
-    check_writable(Path(output))
 
 
 def check_new(path: Path, source: Path | None, *, force: bool) -> None:
@@ -173,13 +156,3 @@ def check_writable(path: Path) -> None:
 def is_special(path: Path) -> bool:
     """Whether a device, a pipe or the like is there."""
     return path.exists() and not path.is_file() and not path.is_dir()
-
-
-def _is_notebook(text: str) -> bool:
-    if not text.lstrip().startswith("{") or '"nbformat"' not in text:
-        return False
-    try:
-        content = json.loads(text)
-    except ValueError:
-        return False
-    return isinstance(content, dict) and "cells" in content

@@ -78,20 +78,18 @@ with open("log.json", "w") as log:
             line = f"{name} = ddp.main_only({name})"
             yield InsertAfter(self.id, facts.span(statement), f"{name} is rank 0's", [line])
         known = {(facts.source.module(statement), name) for statement, name in trackers}
-        told = set()
         for call in facts.source.calls:
-            path, module = facts.qualified(call.func), facts.source.module(call)
-            if facts.catalogue.does(path, "stores") and not _is_read_only(call) and (module, "stores") not in told:
-                told.add((module, "stores"))
+            path = facts.qualified(call.func)
+            if facts.catalogue.does(path, "stores") and not _is_read_only(call):
                 what = "this store is opened by every rank, and what is written into it is written by each"
                 yield Note(
                     self.id, facts.span(call), what, "write it by `ddp.main_only(...)`, or under `ddp.is_main()`"
                 )
-            if _may_be_method(facts, call) and (module, "methods") not in told:
-                told.add((module, "methods"))
+            is_method = _is_method(facts, call)
+            if is_method and _may_be_own(facts, call):
                 what = f"the program has a `{last_name(call.func)}` of its own, and a library has one that writes files"
                 yield Note(self.id, facts.span(call), what, "where this is the library's, write `ddp.main_only(...)`")
-            is_one = facts.catalogue.does(path, *MAIN_ONLY) or _is_method(facts, call)
+            is_one = facts.catalogue.does(path, *MAIN_ONLY) or (is_method and not _may_be_own(facts, call))
             if (is_one or _opens_to_write(facts, call)) and not _is_of(facts, call.func, known):
                 span = facts.span(call.func)
                 yield ReplaceExpr(self.id, span, _REASON, "ddp.main_only(__h_f__)", {"f": span})
@@ -100,31 +98,22 @@ with open("log.json", "w") as log:
                 span = facts.span(node)  # handed on: `pool.map(cv2.imwrite, ...)`
                 yield ReplaceExpr(self.id, span, _REASON, "ddp.main_only(__h_f__)", {"f": span})
         for node in (n for n in facts.source.nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)):
-            module, path = facts.source.module(node), facts.qualified(node) or ""
-            if path.startswith(_VALUES) and not path.endswith(_WRITES) and (module, "values") not in told:
-                told.add((module, "values"))
-                what = f"`{facts.source.brief(node)}` is read, and only rank 0 has started wandb"
+            path = facts.qualified(node) or ""
+            if path.startswith(_VALUES) and not path.endswith(_WRITES):
+                what = "`wandb.config` is read, and only rank 0 has started wandb"
                 yield Note(self.id, facts.span(node), what, "take such values from the script's own arguments")
 
 
 def _is_method(facts: Facts, call: ast.Call) -> bool:
-    """Whether it is a library's method, by its name alone; of the program's own by that name, what these inherit."""
-    func = call.func
-    if not isinstance(func, ast.Attribute) or func.attr not in facts.catalogue.methods:
-        return False
-    return _is_super(facts, func) or not facts.source.methods(func.attr)
+    """Whether it has the name of a library's method."""
+    return isinstance(call.func, ast.Attribute) and call.func.attr in facts.catalogue.methods
 
 
-def _may_be_method(facts: Facts, call: ast.Call) -> bool:
-    """Whether it is a library's or the program's own: that depends on the object."""
-    func = call.func
-    if not isinstance(func, ast.Attribute) or func.attr not in facts.catalogue.methods:
-        return False
-    return bool(facts.source.methods(func.attr)) and not _is_super(facts, func)
-
-
-def _is_super(facts: Facts, func: ast.Attribute) -> bool:
-    return isinstance(func.value, ast.Call) and facts.qualified(func.value.func) == "builtins.super"
+def _may_be_own(facts: Facts, call: ast.Call) -> bool:
+    """Whether the program has a method of that name: which one it is depends on the object, but for `super()`."""
+    inner = call.func.value if isinstance(call.func, ast.Attribute) else None
+    is_super = isinstance(inner, ast.Call) and facts.qualified(inner.func) == "builtins.super"
+    return bool(facts.source.methods(last_name(call.func))) and not is_super
 
 
 def _opens_to_write(facts: Facts, call: ast.Call) -> bool:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-import pytest
-
 from dp2ddp.convert.pipeline import Conversion, convert_files, convert_source
-from dp2ddp.errors import BadInput
 from dp2ddp.rules import Options
 
 _HEAD = """\
@@ -35,6 +32,8 @@ _OWN = """\
     torch.save(data, "own.pt")
     net = DDP(net.cuda(args.local_rank), device_ids=[args.local_rank])
 """
+
+
 _FULL = f"""
 net = nn.Linear(4, 2)
 if args.distributed:
@@ -74,15 +73,15 @@ def test_scripts_that_share_a_file_are_converted_together() -> None:
     assert not done["nets.py"].changed
 
 
-def test_the_option_is_named_with_all_that_is_in_its_way() -> None:
+def test_the_option_is_named_beside_all_that_is_in_its_way() -> None:
     own = "class Own(nn.DataParallel):\n    def {}(self, *args):\n        pass\n"
     changed = own.format("gather") + own.replace("Own", "Other").format("scatter")
     late = "net = Own(nn.Linear(4, 2)) if args.one else Other(nn.Linear(4, 2))\n"
-    with pytest.raises(BadInput) as raised:
-        converted(f"{changed}{late}{_FULL}", allow=False)
-    told = str(raised.value)
-    assert "calls init_process_group; start that as before; --allow-ddp converts what is beside it" in told
-    first = "once this is mended: line 11: `Own` changes how `DataParallel` works (`gather`); leave it out if it does"
-    assert first in told
-    assert "which gives back tensors for whole batches (no list with an item for each image)" in told
-    assert "; and line 14: `Other` changes how `DataParallel` works (`scatter`); wrap the model in plain" in told
+    done = converted(f"{changed}{late}{_FULL}", allow=False)
+    assert (done.changed, done.refused) == (False, True)
+    told = [f"{note.span.start.line}: {note.what}; {note.todo}" for note in done.notes]
+    assert len(told) == 3
+    assert told[0].startswith("11: `Own` changes how `DataParallel` works (`gather`); nothing was converted; leave")
+    assert "which gives back tensors for whole batches (no list with an item for each image)" in told[0]
+    assert told[1].startswith("14: `Other` changes how `DataParallel` works (`scatter`); nothing was converted; wrap")
+    assert "calls init_process_group; nothing was converted; start that as before; --allow-ddp" in told[2]

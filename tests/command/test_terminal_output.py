@@ -10,15 +10,17 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = "import torch.nn as nn\n\nnet = nn.DataParallel(nn.Linear(4, 2))\n"
-#: What takes a moment, and has a line after `sys.argv[1]` seconds.
-SLOW = """\
-import sys, time
 from dp2ddp.command import progress
-progress.PATIENCE = float(sys.argv[1])
-with progress.shown("starting", wanted=sys.argv[2] != "-q"):
+
+SCRIPT = "import torch.nn as nn\n\nnet = nn.DataParallel(nn.Linear(4, 2))\n"
+
+
+#: What has a line.
+SLOW = """\
+import sys
+from dp2ddp.command import progress
+with progress.shown("starting", wanted=sys.argv[1] != "-q"):
     progress.doing("training")
-    time.sleep(0.8)
 print("done")
 """
 
@@ -61,9 +63,19 @@ def test_a_diff_on_a_terminal_looks_like_git_s(folder: Path) -> None:
 
 
 def test_what_takes_long_has_a_line_that_says_what_is_done(folder: Path) -> None:
-    _, written = on_terminal(folder, "-c", SLOW, "0.3", "")
+    _, written = on_terminal(folder, "-c", SLOW, "")
     # It is wiped away, before anything else is said.
     line, _, rest = written.rpartition("\x1b[2K")
     assert "training" in line
     assert rest.endswith("done\r\n")
     assert "training" not in rest
+
+
+def test_what_is_quiet_has_none(folder: Path) -> None:
+    assert "training" not in on_terminal(folder, "-c", SLOW, "-q")[1]
+
+
+def test_without_a_terminal_nothing_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    with progress.shown("reading", wanted=True):
+        progress.doing("converting")
+    assert capfd.readouterr() == ("", "")

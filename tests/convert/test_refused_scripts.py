@@ -11,6 +11,8 @@ from click.testing import Result
 from commands import command
 
 GOOD = "import torch.nn as nn\n\nnet = nn.DataParallel(nn.Linear(4, 2))\n"
+
+
 BAD = """\
 import torch.nn as nn
 
@@ -20,7 +22,11 @@ class Own(nn.DataParallel):
 
 net = Own(nn.Linear(4, 2))
 """
+
+
 WHY = "bad.py:3  DDP016  `Own` changes how `DataParallel` works (`scatter`); nothing was converted; wrap the model in"
+
+
 LAST = "nothing was written: what can't be converted is named above\n"
 
 
@@ -68,5 +74,14 @@ def test_a_wrap_left_behind_by_an_earlier_conversion_is_refused() -> None:
     Path("late.py").write_text("import torch.nn as nn\nimport good\nnet = nn.DataParallel(good.net.module)\n")
     result = run("late.py", "-o", "out.py")
     assert result.exit_code == 2
-    assert "late.py:3  DDP016  still uses nn.DataParallel, in one program with good.py" in result.stderr
+    assert "late.py:3: still uses nn.DataParallel, in one program with good.py, which was" in result.stderr
     assert not Path("out.py").exists()
+
+
+def test_a_script_of_its_own_ddp_with_no_data_parallel_has_nothing_to_convert() -> None:
+    start = "import torch\nimport torch.nn as nn\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
+    script = f"{start}torch.distributed.init_process_group('nccl')\nnet = DDP(nn.Linear(4, 2))\n"
+    Path("own.py").write_text(f"{script}print(isinstance(net, nn.DataParallel))\n")
+    assert run("own.py").stderr == "own.py: nothing to convert\n"
+    Path("own.py").write_text(f"{script}net = nn.DataParallel(nn.Linear(4, 2))\n")
+    assert "own.py:4  DDP016  sets up distributed training already: calls init_process_group" in run("own.py").stderr

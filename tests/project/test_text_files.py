@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from dp2ddp.errors import BadInput
@@ -42,7 +44,7 @@ def test_bytes_are_read_and_written_back(data: bytes, encoding: str, text: str |
         (b"\xef\xbb\xbf# coding: latin-1\n", "train.py: encoding problem: utf-8"),
         (b"# coding: utf-7\nx = '+AGE-'\n", "train.py: the encoding utf-7 can't be written back unchanged"),
         (b"\x7fELF\x02\x00\x00", "train.py: a binary file, not a Python script"),
-        ("x = 1\n".encode("utf-16"), "train.py: UTF-16 or UTF-32"),
+        ("x = 1\n".encode("utf-16"), "train.py: a binary file, not a Python script; if it is UTF-16, save it as UTF-8"),
         (
             b'{"cells": [], "metadata": {}, "nbformat": 4}',
             "train.py: a notebook, not a script; give it by a name that ends in .ipynb",
@@ -85,3 +87,8 @@ def test_syntax_errors_have_a_place_and_python_2_is_named(source: str, message: 
         syntax.parse(source, "train.py")
     assert str(raised.value).startswith(message)
     assert "\n" not in str(raised.value)
+
+
+def _check(path: Path, source: text_files.TextFile) -> None:
+    text_files.check_new(path, source.path, force=False)
+    text_files.check_writable(path)

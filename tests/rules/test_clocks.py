@@ -40,6 +40,7 @@ LEFT = [
     "random.seed()\nnp.random.seed()\ntorch.seed()\nrng = np.random.default_rng()",
     "folder = tempfile.mkdtemp()\nhost = f'{socket.gethostname()}_{os.getpid()}_{id(net)}'",
     "random.seed(3)\ntorch.manual_seed(args.seed)",
+    "import cv2\nif shown:\n    cv2.waitKey(0)",  # whose value nobody uses
 ]
 
 

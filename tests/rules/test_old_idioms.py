@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dp2ddp.convert.pipeline import convert_source
 from dp2ddp.rules import Options
 
@@ -29,6 +31,24 @@ def test_what_has_no_other_name_is_told_once_in_a_file() -> None:
     iterator = "from torch.utils.data.dataloader import _DataLoaderIter"
     assert _notes_of(iterator) == ["`_DataLoaderIter` is gone since PyTorch 1.2"]
     assert _notes_of(f"try:\n    {iterator}\nexcept ImportError: pass") == []
+
+
+@pytest.mark.parametrize(
+    ("body", "is_loss"),
+    [
+        ("loss = f(x)\nloss.backward()\nprint(loss.data[0])", True),
+        ("def f(x, criterion):\n    loss = criterion(net(x), x)\n    return loss.data[0]", True),
+        ("loss = f(x)\nprint(loss.data[0])", False),
+        ("loss = net(x)\nprint(loss.data[0])\nloss = loss.mean()\nloss.backward()", False),  # a number for each replica
+        ("apart = nn.MSELoss(reduction='none')\nloss = apart(net(x), x)\nprint(loss.data[0])", False),
+        ("loss = f(x)\nloss.backward(x)\nprint(loss.data[0])", False),
+    ],
+)
+def test_the_number_of_what_plainly_is_a_loss_is_its_item(body: str, is_loss: bool) -> None:
+    script = f"import torch.nn as nn\nnet = nn.DataParallel(net)\ncriterion = nn.CrossEntropyLoss().cuda()\n{body}\n"
+    done = convert_source(script, "train.py", Options())
+    assert done.new_text.endswith(f"{body.replace('loss.data[0]', 'loss.item()') if is_loss else body}\n")
+    assert [note.rule for note in done.notes if note.rule == "DDP021"] == ["DDP021"] * (not is_loss)
 
 
 def test_the_first_line_is_named() -> None:
