@@ -183,8 +183,7 @@ def test_start_now_waits_for_nobody(warm: Warm, tmp_path: Path) -> None:
     """The ranks run at the same time: each makes a file and waits for the other's."""
     body = """
     import time
-    from contextlib import ExitStack
-from pathlib import Path
+    from pathlib import Path
     with ddp.own_files():
         Path(f"began-{ddp.rank()}").touch()
         until = time.monotonic() + 60
