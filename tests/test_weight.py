@@ -28,7 +28,7 @@ LIMITS = {
     "tests/analysis": 650,
     "tests/benchmarks": 475,
     "tests/command": 200,
-    "tests/convert": 1_650,
+    "tests/convert": 1_625,
     "tests/docs": 450,
     "tests/e2e": 750,
     "tests/notebook": 375,
@@ -37,7 +37,7 @@ LIMITS = {
     "tests/project": 475,
     "tests/rewrite": 250,
     "tests/rules": 625,
-    "tests/runtime": 5_550,
+    "tests/runtime": 5_500,
     "tests/source": 75,
     "tests/verify": 2_400,
 }

@@ -62,7 +62,7 @@ def convert_source(text: str, filename: str, options: Options) -> Conversion:
         filename: for messages only.
 
     Raises:
-        BadInput: no Python, or a script that sets up distributed training itself.
+        BadInput: no Python, or a program of which a part was converted before.
         EditError: a mistake in dp2ddp.
     """
     return convert_files({filename: text}, [filename], options)[filename]

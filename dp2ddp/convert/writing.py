@@ -93,7 +93,8 @@ def _write_in_place(job: Job) -> dict[str, str]:
     beside = _runtime_folders(job, job.place)
     for path in contents:
         text_files.check_writable(path)
-    vendor.copy_all(beside)
+    for folder in beside:
+        vendor.copy(folder)
     placing.write(contents)
     written = job.outcome.conversions if job.tree is not None else job.changed()
     return {path: str(job.place(path)) for path in written}
@@ -109,7 +110,8 @@ def _write_file(job: Job, output: str) -> dict[str, str]:
     if output == STANDARD:
         terminal.write_result(job.new_bytes(path))
         return {}
-    vendor.copy_all(_runtime_folders(job, lambda _: Path(output).parent))
+    for folder in _runtime_folders(job, lambda _: Path(output).parent):
+        vendor.copy(folder)
     placing.write({Path(output): job.new_bytes(path)}, mode_of=job.given[path].path)
     return {path: output}
 
@@ -135,7 +137,8 @@ def _write_folder(job: Job, target: Path) -> dict[str, str]:
             fresh = staged / output.relative_to(target)
             fresh.parent.mkdir(parents=True, exist_ok=True)
             placing.write({fresh: job.new_bytes(path)}, mode_of=job.sources.root / path)
-        vendor.copy_all(staged / folder.relative_to(target) for folder in beside)
+        for folder in beside:
+            vendor.copy(staged / folder.relative_to(target))
     return {path: str(output) for path, output in outputs.items()}
 
 

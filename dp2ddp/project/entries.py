@@ -108,11 +108,12 @@ class _Guesser:
     def _using(self, wraps: Mapping[str, Sequence[int]]) -> dict[str, list[str]]:
         """The scripts that come to a wrap, with their files."""
         programs = {path: self._layout.reachable(path) for path in self._sources if self._tree(path) is not None}
+        outside = {path for path, lines in wraps.items() if not self._only_guarded(path, lines)}
         imported = {target for files in programs.values() for target in files[1:]}
         using = {}
         for path, files in programs.items():
             # (A package's own file is there to be imported, whoever does.)
-            if posixpath.basename(path) == "__init__.py" or (path not in wraps and wraps.keys().isdisjoint(files)):
+            if posixpath.basename(path) == "__init__.py" or (path not in wraps and outside.isdisjoint(files)):
                 continue
             # What nobody imports is there to be started, if it does anything.
             is_apart = path not in imported and not self._is_test(path)
@@ -157,10 +158,17 @@ class _Guesser:
         defined = [] if tree is None else [node for node in ast.walk(tree) if isinstance(node, _SCOPES)]
         return any(node.name.lower().startswith("test") for node in defined)
 
+    def _guards(self, path: str) -> list[ast.stmt]:
+        tree = self._tree(path)
+        return [] if tree is None else [node for node in tree.body if is_main_guard(node)]
+
+    def _only_guarded(self, path: str, lines: Sequence[int]) -> bool:
+        """Whether all these lines are under the file's main guard, so that they don't run where it is imported."""
+        return all(any(g.lineno <= n <= (g.end_lineno or n) for g in self._guards(path)) for n in lines)
+
     def _is_program(self, path: str) -> bool:
         """Whether a file that others import is there to be started, too: more than a trial of what it defines."""
-        tree = self._tree(path)
-        guards = [] if tree is None else [node for node in tree.body if is_main_guard(node)]
+        tree, guards = self._tree(path), self._guards(path)
         if tree is None or not guards:
             return False
         own = {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}

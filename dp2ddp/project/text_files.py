@@ -16,7 +16,6 @@ from dp2ddp.errors import BadInput
 
 #: No script is longer; what is (a device, a data set with a wrong name) would fill the memory.
 LONGEST = 64 << 20
-_CHUNK = 1 << 20
 #: The name that stands for standard input and standard output.
 STANDARD = "-"
 
@@ -31,8 +30,8 @@ def read_bytes(path: Path, name: str) -> bytes:
         BadInput: it is missing, unreadable, a directory, or has more than `LONGEST` bytes.
     """
     try:
-        with path.open("rb", buffering=0) as file:
-            return _read_all(file.fileno(), name)
+        with path.open("rb") as file:
+            return _not_too_long(file.read(LONGEST + 1), name)
     except FileNotFoundError:
         raise BadInput(name, what="no such file") from None
     except IsADirectoryError:
@@ -41,16 +40,10 @@ def read_bytes(path: Path, name: str) -> bytes:
         raise BadInput(name, what=f"can't be read ({error.strerror})") from None
 
 
-def _read_all(descriptor: int, name: str) -> bytes:
-    """All that can be read there. Raises as `read_bytes`."""
-    data = bytearray()
-    while True:
-        chunk = os.read(descriptor, _CHUNK)
-        data += chunk
-        if not chunk or b"\0" in chunk:  # what is binary need not be read to its end, which may not come
-            return bytes(data)
-        if len(data) > LONGEST:
-            raise BadInput(name, what=f"more than {LONGEST >> 20} MiB, too much for a script")
+def _not_too_long(data: bytes, name: str) -> bytes:
+    if len(data) > LONGEST:
+        raise BadInput(name, what=f"more than {LONGEST >> 20} MiB, too much for a script")
+    return data
 
 
 @dataclass(frozen=True)
@@ -90,9 +83,7 @@ def _standard_input() -> bytes:
     if sys.stdin is None:
         raise BadInput(name, what="can't be read, as it is closed")
     try:
-        return _read_all(sys.stdin.fileno(), name)
-    except io.UnsupportedOperation:  # a stand-in, as tests have it
-        return sys.stdin.buffer.read()
+        return _not_too_long(sys.stdin.buffer.read(LONGEST + 1), name)
     except OSError as error:
         raise BadInput(name, what=f"can't be read ({error.strerror})") from None
 

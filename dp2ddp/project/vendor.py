@@ -6,7 +6,6 @@ A copy says in each file what it is, and how to renew it; it has its license.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -58,12 +57,6 @@ def copy(folder: Path) -> Path:
     except OSError as error:
         raise BadInput(str(target), what=f"can't be written ({error.strerror})") from None
     return target
-
-
-def copy_all(folders: Iterable[Path]) -> None:
-    """Copies the runtime into each folder. Raises as `copy`."""
-    for folder in folders:
-        copy(folder)
 
 
 def _is_current(target: Path) -> bool:
