@@ -63,7 +63,11 @@ class Part:
         self.computed: list[tuple[str, Any]] = []  # those that hold trained tensors
         self.children = {name: None if child is None else id(child) for name, child in module._modules.items()}
         self.own: dict[str, Any] = {}  # parameters
-        self.before: list[Any] = []
+        self.before: list[Any] = []  # the attributes ahead of a forward: the copy's; of what is torch's, the module's
+
+    def is_as_before(self) -> bool:
+        """Whether the module has the attributes of which the copy was made."""
+        return len(self.held) == len(self.before) and all(map(is_, self.held.values(), self.before))
 
 
 class Replica:
@@ -222,12 +226,15 @@ class Replica:
                 part.own = {name: own.get(id(each), each) for name, each in held["_parameters"].items()}
                 for name, value in part.computed:
                     part.fixed[name] = _exchanged(value, own)
+            elif not part.keeps and part.is_as_before():
+                continue  # most of the modules of a deep model, of which each takes some microseconds
             new = held.copy()
             new.update(part.fixed)
             new["_modules"] = part.children.copy()
-            new["_buffers"] = held["_buffers"].copy()
+            new["_buffers"] = held["_buffers"].copy() if part.keeps else held["_buffers"]
             new["_parameters"] = part.own.copy()
             object.__setattr__(part.copy, "__dict__", new)
+            part.before = list(held.values())
         for (holder, name), (shown, value) in self._locals.items():
             if holder in self._by_holder and self._by_holder[holder].held.get(name) is shown:
                 self._by_holder[holder].copy.__dict__[name] = value
