@@ -102,13 +102,19 @@ class Facts:
 
     @cached_property
     def blockers(self) -> list[Blocker]:
-        """What keeps the program from being converted; all of it."""
+        """What keeps the program from being converted; all of it, but what stands in a file's trial of itself."""
+        own = own_ddp.blockers(self.source, self.names, allow_ddp=self.allow_ddp) if self.entries else ()
+        found = [*own, *self._unconvertible]
+        return [each for each in found if self._guarding(each.node) in (None, *self.source.entry_trees)]
+
+    @cached_property
+    def _unconvertible(self) -> list[Blocker]:
         return list(self.replicas.blockers(sync_bn=self.sync_bn))
 
     @cached_property
     def entries(self) -> list[ast.Module]:
         """The started files that import something that wraps, directly or not, or do so themselves."""
-        uses = [*self.wraps.wrapping, *(blocker.node for blocker in self.blockers)]
+        uses = [*self.wraps.wrapping, *(blocker.node for blocker in self._unconvertible)]
         started = [(self.source.module(node), self._guarding(node)) for node in uses]
         return [
             entry

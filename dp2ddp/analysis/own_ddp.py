@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from dp2ddp import RUNTIME_PACKAGE
-from dp2ddp.errors import BadInput
+from dp2ddp.analysis.replicas import Blocker
 from dp2ddp.source.names import Names
 from dp2ddp.source.nodes import last_name
 from dp2ddp.source.program import FUNCTIONS, File, ParsedProgram
@@ -48,7 +48,8 @@ _SAMPLER = "DistributedSampler"
 #: By what scripts ask whether they set up DDP themselves.
 _ASKS_FOR_DDP = re.compile(r"distributed|\bdist\b|rank|\bddp\b|world_size|multiprocessing", re.IGNORECASE)
 #: What to do with the script's own distributed training.
-AS_BEFORE = "start that as before"
+_BESIDE = "start that as before; --allow-ddp converts the rest, unless more is named here"
+_FRAMEWORK = "it starts a process on each GPU by itself: leave nn.DataParallel out, and start the script as it says"
 _CONVERTED = ("DataParallel", "data_parallel", "parallel_apply")
 
 
@@ -59,32 +60,19 @@ def is_converted(file: File) -> bool:
     return any(name.split(".")[0] == RUNTIME_PACKAGE for node in ast.walk(file.tree) for name in _imported(node))
 
 
-def refuse(file: File, *, allow_ddp: bool = False, others: Sequence[File] = ()) -> None:
-    """Refuses a file that sets up distributed training itself.
+def blockers(source: ParsedProgram, names: Names, *, allow_ddp: bool) -> Iterator[Blocker]:
+    """Where each file of a program first sets up distributed training itself.
 
     `isinstance(model, DistributedDataParallel)` alone sets up nothing. With `allow_ddp` torch's own means are allowed.
-
-    Args:
-        others: the other files of the program.
-
-    Raises:
-        BadInput: it does; names the first line that shows it.
     """
-    if not any(mark in file.text for mark in (*_PACKAGES, _WRAPPER, _JOIN)):
-        return
-    nodes = list(ast.walk(file.tree))
-    own = [] if allow_ddp else [(node.lineno, what) for node, what in _signs(nodes, others)]
-    found = min([*own, *((node.lineno, what) for node, what in _frameworks(nodes))], default=None)
-    if found is None:
-        return
-    line, what = found
-    if found not in own:
-        todo = "it starts a process on each GPU by itself: leave nn.DataParallel out, and start the script as it says"
-    elif any(map(uses_data_parallel, (file, *others))):
-        todo = f"{AS_BEFORE}; --allow-ddp converts the DataParallel branch and leaves the DDP branch alone"
-    else:
-        todo = "dp2ddp converts scripts that use nn.DataParallel alone"
-    raise BadInput(file.name, line=line - file.before, what=f"sets up distributed training already: {what}", todo=todo)
+    for file in source.files:
+        marked = any(mark in file.text for mark in _PACKAGES)
+        found = list(_frameworks(list(ast.walk(file.tree)))) if marked else []
+        own = [(call, f"calls {name}") for call, name in _set_up(source, names) if source.file(call) is file]
+        first = min([*found, *([] if allow_ddp else own)], key=lambda each: each[0].lineno, default=None)
+        if first is not None:
+            todo = _FRAMEWORK if first in found else _BESIDE
+            yield Blocker(first[0], f"sets up distributed training already: {first[1]}", todo)
 
 
 def _frameworks(nodes: list[ast.AST]) -> Iterator[tuple[ast.stmt | ast.expr, str]]:
@@ -107,11 +95,6 @@ def _framework(name: str) -> str | None:
     return next((_FRAMEWORKS[path] for path in above if path in _FRAMEWORKS), None)
 
 
-def uses_data_parallel(file: File) -> bool:
-    """Whether a file names `DataParallel` or `data_parallel`."""
-    return first_use_of_data_parallel(file) is not None
-
-
 def first_use_of_data_parallel(file: File) -> Position | None:
     """Where (the line counted over the program) a file first names `DataParallel` or `data_parallel`."""
     if not any(name in file.text for name in _CONVERTED):
@@ -127,24 +110,6 @@ def _names_data_parallel(node: ast.AST) -> bool:
     return isinstance(node, ast.Attribute) and node.attr in _CONVERTED
 
 
-def _signs(nodes: list[ast.AST], others: Sequence[File]) -> Iterator[tuple[ast.stmt | ast.expr, str]]:
-    """Each node that shows that a file sets up DDP, and what that does."""
-    checked = {id(part) for node in nodes for part in _type_checked(node)}
-    imports = {alias: node for node in nodes for alias, node in _wrapper_imports(node)}
-    named = [node for node in nodes if isinstance(node, ast.Name) and node.id in imports]
-    uses = [node for node in named if id(node) not in checked]
-    # What nobody here names may be what another file takes from this one.
-    for alias in imports.keys() - {node.id for node in named}:
-        if any(re.search(rf"\b{alias}\b", other.text) for other in others):
-            yield imports[alias], f"imports {_WRAPPER}"
-    yield from ((node, f"uses {_WRAPPER}") for node in uses)
-    for node in nodes:
-        if isinstance(node, ast.Attribute) and node.attr == _WRAPPER and id(node) not in checked:
-            yield node, f"uses {_WRAPPER}"
-        if isinstance(node, ast.Call) and last_name(node.func) == _JOIN:
-            yield node, f"calls {_JOIN}"
-
-
 def _imported(node: ast.AST) -> Iterator[str]:
     """The full names of what `node` imports, if it is an import."""
     if isinstance(node, ast.Import):
@@ -153,25 +118,17 @@ def _imported(node: ast.AST) -> Iterator[str]:
         yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def _wrapper_imports(node: ast.AST) -> Iterator[tuple[str, ast.ImportFrom]]:
-    if isinstance(node, ast.ImportFrom):
-        for alias in node.names:
-            if alias.name == _WRAPPER:
-                yield alias.asname or alias.name, node
-
-
-def _type_checked(node: ast.AST) -> Iterator[ast.AST]:
-    """The classes that `node` checks for, if it is a call of `isinstance`."""
-    if isinstance(node, ast.Call) and last_name(node.func) in ("isinstance", "issubclass") and len(node.args) == 2:
-        yield from ast.walk(node.args[1])
-
-
 # ---- beside DataParallel (--allow-ddp) -------------------------------------------------------------------------------
 
 
 def is_present(source: ParsedProgram, names: Names) -> bool:
     """Whether a program sets up distributed training itself."""
-    return any(_called(names, call) in (_JOIN, _WRAPPER) for call in source.calls)
+    return any(_set_up(source, names))
+
+
+def _set_up(source: ParsedProgram, names: Names) -> Iterator[tuple[ast.Call, str]]:
+    """The calls that do, and what they call."""
+    return ((call, name) for call in source.calls if (name := _called(names, call)) in (_JOIN, _WRAPPER))
 
 
 def _called(names: Names, call: ast.Call) -> str:

@@ -14,7 +14,7 @@ from dp2ddp.notebook.notebook import LineMap
 from dp2ddp.project.modules import Layout
 from dp2ddp.rewrite.apply import apply
 from dp2ddp.rewrite.edits import Edit, InsertBefore, Note, at
-from dp2ddp.rules import Options, all_rules
+from dp2ddp.rules import Options
 from dp2ddp.rules.unsupported import NOTHING
 from dp2ddp.source import syntax
 from dp2ddp.source.program import File, ParsedProgram, link
@@ -110,81 +110,27 @@ def linked(files: Mapping[str, str], entries: Sequence[str]) -> tuple[ParsedProg
     # (By a package's own file names come from one that matters.)
     kept = {name for name in texts if name in entries or name.endswith("__init__.py")}
     read = {name: text for name, text in texts.items() if name in kept or _RELEVANT.search(text)}
-    others = {name: text for name, text in texts.items() if name not in read}
-    return link(read, entries, resolve, reached=programs, others=others), texts, read
+    return link(read, entries, resolve, reached=programs), texts, read
 
 
 def _conversions(source: ParsedProgram, texts: Mapping[str, str], options: Options) -> dict[str, Conversion]:
     converted = {file.name for file in source.files if own_ddp.is_converted(file)}
+    for file in source.files if converted else ():
+        where = own_ddp.first_use_of_data_parallel(file)
+        if where is not None and file.name not in converted:
+            others = ", ".join(sorted(converted))
+            what = f"still uses nn.DataParallel, in one program with {others}, which was converted before"
+            todo = "convert them together, from the originals"
+            raise BadInput(file.name, line=where.line - file.before, what=what, todo=todo)
     if converted:
-        notes = {file.name: _left_behind(file, converted) for file in source.files if file.name not in converted}
-        return {
-            name: Conversion(text, converted_before=name in converted, notes=left, refused=bool(left))
-            for name, text in texts.items()
-            for left in [notes.get(name, [])]
-        }
-    _refuse(source, options)
+        return {name: Conversion(text, converted_before=name in converted) for name, text in texts.items()}
     planned = plan(source, options)
     return {file.name: _convert_file(file, texts[file.name], source, planned, options) for file in source.files}
-
-
-def _refuse(source: ParsedProgram, options: Options) -> None:
-    """Refuses a program that sets up distributed training itself.
-
-    Raises:
-        BadInput: it does. Where --allow-ddp would not do, it says all that would be in its way.
-    """
-    for file in source.files:
-        own_ddp.refuse(file, allow_ddp=True)
-    beside = any(map(own_ddp.uses_data_parallel, source.files))
-    for file in source.files if not options.allow_ddp else ():
-        try:
-            own_ddp.refuse(file, others=[other for other in source.files if other is not file])
-        except BadInput as error:
-            found = _beside_ddp(source, options) if beside else []
-            if found == []:
-                raise
-            start = own_ddp.AS_BEFORE
-            if found is None:
-                todo = f"{start}; there is no nn.DataParallel to convert beside it"
-            else:
-                todo = f"{start}; --allow-ddp converts what is beside it once this is mended: {'; and '.join(found)}"
-            raise BadInput(error.file, line=error.line, what=error.what, todo=todo) from None
-
-
-def _beside_ddp(source: ParsedProgram, options: Options) -> list[str] | None:
-    """All that keeps a program from being converted with --allow-ddp; None where there is nothing to convert."""
-    try:
-        planned = plan(source, replace(options, allow_ddp=True))
-    except BadInput as error:
-        return [str(error)]
-    if not planned.edits and not planned.notes:
-        return None
-    notes = planned.notes if planned.refused else ()
-    return [in_brief(note, source.where_line(note.span.start.line)) for note in notes]
 
 
 def in_brief(note: Note, where: str) -> str:
     """A reason why nothing is converted, as one among several."""
     return f"{where}: {note.what.removesuffix(NOTHING)}; {note.todo}"
-
-
-def _left_behind(file: File, converted: set[str]) -> list[Note]:
-    """What to do about a file that still wraps models, in a program of which others were converted without it."""
-    where = own_ddp.first_use_of_data_parallel(file)
-    if where is None:
-        return []
-    line, column = where
-    span = Span.of(line - file.before, column, line - file.before, column + 1)
-    others = ", ".join(sorted(converted))
-    return [
-        Note(
-            next(rule.id for rule in all_rules() if rule.explains),
-            span,
-            f"still uses nn.DataParallel, in one program with {others}, which was converted before",
-            "convert them together, from the originals",
-        )
-    ]
 
 
 def _convert_file(file: File, original: str, source: ParsedProgram, planned: Plan, options: Options) -> Conversion:

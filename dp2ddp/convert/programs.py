@@ -34,13 +34,11 @@ class Program:
         entry: the script.
         files: the text of each file by its path, the script itself first.
         unread: imported files that can't be read as Python and don't matter to the conversion.
-        wraps: whether one of the files can have to do with `DataParallel`.
     """
 
     entry: str
     files: Mapping[str, str]
     unread: Sequence[BadInput] = ()
-    wraps: bool = True
 
     @property
     def names_data_parallel(self) -> bool:
@@ -56,13 +54,11 @@ class Outcome:
         programs: the scripts that were converted, with their files.
         conversions: by path, of all files of these programs.
         refused: the scripts that were left as they are, and why.
-        idle: the scripts that never come to a wrap, and need no conversion.
     """
 
     programs: list[Program] = field(default_factory=list)
     conversions: dict[str, Conversion] = field(default_factory=dict)
     refused: list[tuple[Program, BadInput]] = field(default_factory=list)
-    idle: list[Program] = field(default_factory=list)
 
     @property
     def is_refused(self) -> bool:
@@ -105,9 +101,7 @@ def follow(sources: PythonFiles, layout: Layout, entry: str) -> Program:
             if wrapcalls.mentions(sources.data(path)):
                 raise
             unread.append(error)
-
-    wraps = any(wrapcalls.mentions(text.encode()) for text in files.values())
-    return Program(entry, files, unread, wraps)
+    return Program(entry, files, unread)
 
 
 def groups(programs: Sequence[Program]) -> list[list[Program]]:
@@ -137,18 +131,12 @@ def convert(
         BadInput: a script can't be converted, and not `lenient`.
         EditError: a mistake in dp2ddp.
     """
-    named = [each for each in programs if each.wraps]
-    idle = [each for each in programs if named and not each.wraps]
-    outcome = Outcome(idle=[] if lenient else idle)
-    programs = [program for program in programs if program not in outcome.idle]
+    outcome = Outcome()
     for group in groups(programs):
         part = convert_group(group, options, lenient=lenient)
         outcome.programs += part.programs
         outcome.conversions.update(part.conversions)
         outcome.refused += part.refused
-    for program in outcome.idle:
-        untouched = {path: Conversion(text) for path, text in program.files.items()}
-        outcome.conversions = {**untouched, **outcome.conversions}
     return outcome
 
 

@@ -21,8 +21,6 @@ from dp2ddp.convert.pipeline import Conversion
 from dp2ddp.convert.running import how_to_run
 from dp2ddp.errors import BadInput
 
-#: What is said of a script that was asked for, and that needs no conversion.
-IDLE = "never wraps a model, and stays as it is"
 #: So much of a kind is listed where all of it isn't asked for: a usual summary fits a screen.
 _MOST = 6
 #: Lines of the summary of one script.
@@ -98,7 +96,7 @@ class Report:
     @property
     def starting(self) -> list[File]:
         """The scripts that start processes now; those that train by their names come first."""
-        found = [each for each in self.started if each.unchanged != IDLE]
+        found = [each for each in self.started if each.unchanged is not None]
         return sorted(found, key=lambda each: not re.search("train|main", PurePath(each.name).stem))
 
     @property
@@ -127,15 +125,14 @@ def of_job(job: Job, outputs: Mapping[str, str]) -> Report:
     """What became of a job, of which the files `outputs` (by path) were written."""
     conversions, outcome, shown, tree = job.outcome.conversions, job.outcome, job.names.shown, job.tree
     programs = {program.entry: program.files for program in outcome.programs}
-    idle = [program.entry for program in outcome.idle]
 
     def file(path: str) -> File:
-        state = IDLE if path in idle else of_program(programs.get(path, ()), conversions)
+        state = of_program(programs.get(path, ()), conversions)
         return File(shown(path), outputs.get(path), conversions[path], state)
 
     started = [path for path in (programs if tree is not None else job.given) if path in conversions]
     others = sorted(path for path, each in conversions.items() if each.changed or each.notes)
-    files = dict.fromkeys([*started, *idle, *others])
+    files = dict.fromkeys([*started, *others])
     written = (
         None if tree is None or not job.request.writes or outcome.is_refused else job.request.output or str(tree.root)
     )

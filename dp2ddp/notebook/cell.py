@@ -10,10 +10,11 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from dp2ddp.errors import BadInput
+from dp2ddp.source.nodes import in_order
 from dp2ddp.source.syntax import shared, without_async_arguments
 
 #: Magics that only change what a notebook shows, or measure; a script misses nothing without them.
@@ -49,12 +50,10 @@ _LONGEST = 50
 
 #: A notebook's progress bars, as those that suit where the script runs.
 _BARS = {r"\btqdm\.(?:auto)?notebook\b": "tqdm.auto", r"\btqdm_notebook\b": "tqdm", r"\btnrange\b": "trange"}
-FIGURES = "_figures"  # what the script calls the names of figures, one by one
 #: Calls that are made for what they do, and give back what they were called on, or nothing that anyone reads.
 _ABOUT_ITSELF = frozenset(
     "cuda to cpu train eval half float double apply manual_seed load_state_dict seed print display displayhook".split()
 )
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
 class Remark(NamedTuple):
@@ -157,35 +156,27 @@ class Cell:
         self.remarks.append(Remark(number + 1, f"{line} is run by the notebook, not by the script", todo, kept))
 
     def show(self, pyplot: Collection[str]) -> None:
-        """Puts into the lines what a notebook shows: figures, and the value of the last expression.
+        """Prints what a notebook shows, the value of the last expression; and says where it shows figures.
 
         Args:
             pyplot: how the notebook calls it.
         """
-        calls = sorted((node for node in ast.walk(self.tree) if isinstance(node, ast.Call)), key=_place)
-        called = {call: ast.unparse(call.func) for call in calls}
         drawing = tuple(f"{each}." for each in pyplot)
-        statements = {node.value for node in ast.walk(self.tree) if isinstance(node, ast.Expr)}
-        edits = [
-            (*_place(call), call.end_col_offset, _saved(name[: -len(".show")]))
-            for call, name in called.items()
-            if call in statements and name in {f"{each}show" for each in drawing}
-        ]
         if (value := self._value()) is not None and not ast.unparse(value).startswith(drawing):
             opens, closes = ("((", "))") if isinstance(value, ast.Tuple) else ("(", ")")
-            edits.append((*_place(value), value.col_offset, f'__import__("sys").displayhook{opens}'))
-            edits.append((value.end_lineno or 0, value.end_col_offset or 0, value.end_col_offset, closes))
-        for number, start, end, text in sorted(edits, key=lambda edit: edit[:2], reverse=True):
-            line = self.lines[number - 1].encode()  # columns are counted in bytes
-            self.lines[number - 1] = line[:start].decode() + text + line[end:].decode()
+            self._insert(value.end_lineno or 0, value.end_col_offset or 0, closes)
+            self._insert(value.lineno, value.col_offset, f'__import__("sys").displayhook{opens}')
         self._leave_out()
         while self.lines and not self.lines[-1].strip():
             self.lines.pop()
-        outside = set(_outside_functions(self.tree))
-        drawn = [name for call, name in called.items() if call in outside and name.startswith(drawing)]
-        if drawn and not drawn[-1].endswith((".show", ".close")):  # shown at a cell's end, asked for or not
-            name = next(each for each in pyplot if drawn[-1].startswith(f"{each}."))
-            self.lines.append(f"if {name}.get_fignums(): {_saved(name)}")
+        calls = (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
+        for call in in_order(each for each in calls if ast.unparse(each.func).startswith(drawing))[:1]:
+            what = "a notebook shows figures below the cell, a script shows them in a window, or not at all"
+            self.remarks.append(Remark(call.lineno, what, "save those that you want to see (`savefig`)"))
+
+    def _insert(self, number: int, column: int, text: str) -> None:
+        line = self.lines[number - 1].encode()  # columns are counted in bytes
+        self.lines[number - 1] = line[:column].decode() + text + line[column:].decode()
 
     def _value(self) -> ast.expr | None:
         """The cell's last expression, which is shown as Python's prompt does: without None."""
@@ -214,21 +205,6 @@ class Cell:
             if re.match(r"get_ipython\(\)\.(system|getoutput)\(", code):
                 self._run_by_the_notebook(first, "a command", kept=False)
             self.lines[first:end] = _commented(self.lines[first:end])
-
-
-def _outside_functions(node: ast.AST) -> Iterator[ast.AST]:
-    for child in ast.iter_child_nodes(node):
-        if not isinstance(child, _FUNCTIONS):
-            yield child
-            yield from _outside_functions(child)
-
-
-def _saved(pyplot: str) -> str:
-    return f'{pyplot}.savefig(next({FIGURES})); {pyplot}.close("all")'
-
-
-def _place(node: ast.expr) -> tuple[int, int]:
-    return node.lineno, node.col_offset
 
 
 def _is_ipython(statement: ast.stmt) -> bool:

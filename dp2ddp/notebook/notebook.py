@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dp2ddp.errors import BadInput
-from dp2ddp.notebook.cell import FIGURES, Cell, Remark
+from dp2ddp.notebook.cell import Cell, Remark
 from dp2ddp.project.text_files import TextFile, read_bytes
 
 SUFFIX = ".ipynb"
@@ -173,17 +173,11 @@ def _head(path: Path, cells: Sequence[Cell]) -> list[str]:
     own |= {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))}
     given = {node.id for node in names} - own
     modules = {module for cell in cells for module in cell.modules}
-    figures = []
-    if any(FIGURES in line for cell in cells for line in cell.lines):
-        modules.add("itertools")
-        name = re.sub(r"\W+", "_", path.stem) + "_figure_{number}.png"
-        figures = [f'{FIGURES} = (f"{name}" for number in itertools.count(1))']
     return [
         f"# The code of {path.name}; what only the notebook needs is left out, as a comment.",
         *dict.fromkeys(line for cell in cells for line in cell.future),
         *(f"import {module}" for module in sorted(modules)),
         *(line for name, line in _GIVEN.items() if name in given),
-        *figures,
     ]
 
 
@@ -208,7 +202,7 @@ def rewritten(notebook: Notebook, text: str) -> bytes:
     """The notebook's file with the script `text` in it.
 
     Code that is in the script is kept, as text, where it stood; commands of the notebook (`!pip install`) go on being
-    run. Behind the last of it come cells that write the script, start it, and show the figures that it saved.
+    run. Behind the last of it come cells that write the script and start it.
     """
     import nbformat
 
@@ -243,11 +237,5 @@ def _added(notebook: Notebook, text: str) -> Iterator[Any]:
 
     name = script_name(notebook.name)
     sources = {_SCRIPT: f"%%writefile {name}\n{text}", "start": f"!python {name}"}
-    if figures := re.search(r"\w+_figure_", text):
-        sources["figures"] = (
-            "import glob\nfrom IPython.display import Image, display\n\n"
-            f'for name in sorted(glob.glob("{figures[0]}*.png"), key=lambda name: (len(name), name)):\n'
-            "    display(Image(name))"
-        )
     for kind, source in sources.items():
         yield v4.new_code_cell(source, id=f"dp2ddp-{kind}", metadata={_MARK: kind})

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Callable, Sequence
 
 from dp2ddp import RUNTIME_PACKAGE
 from dp2ddp.rewrite.edits import RUNTIME, RUNTIME_USE, Edit, InsertAfter, InsertBefore
+from dp2ddp.source.nodes import is_main_guard
 from dp2ddp.source.spans import Position, Span, in_characters
 
-#: So many statements in a row, such as settings in `os.environ`, may stand between the imports of one import block.
-_GAP = 4
+#: What may stand between imports: settings that have to come before the next one; and how their values are computed.
+_SETTINGS = ("sys.", "os.environ", "os.putenv", "warnings.", "matplotlib.use", "print")
+_COMPUTED = ("os.", "sys.", "pathlib.", "Path", "str", "int")
 
 
 def runtime_name(tree: ast.Module) -> str:
@@ -46,12 +47,12 @@ def import_edits(tree: ast.Module, lines: Sequence[str], edits: Sequence[Edit], 
         return []
     line = f"import {RUNTIME_PACKAGE}" if runtime == RUNTIME_PACKAGE else f"import {RUNTIME_PACKAGE} as {runtime}"
     # From where on it is needed; lines inserted after a statement come after it.
-    before = min((edit.span.start, isinstance(edit, InsertAfter)) for edit in using)
-    anchor = _anchor(tree, lines, before)
-    if anchor is None:
+    first, comes_after = min((edit.span.start.line, isinstance(edit, InsertAfter)) for edit in using)
+    above = last_import(tree, lambda each: each.lineno + (not comes_after) > first or _is_around(each, first))
+    if above is None:
         return [InsertBefore(RUNTIME, _span(tree.body[0], lines), "", [line])]
-    is_apart = _is_docstring(anchor[0]) or (isinstance(anchor[0], ast.ImportFrom) and anchor[0].module == "__future__")
-    return [InsertAfter(RUNTIME, _span(anchor[-1], lines), "", [""] * is_apart + [line])]
+    is_apart = is_text(above) or (isinstance(above, ast.ImportFrom) and above.module == "__future__")
+    return [InsertAfter(RUNTIME, _span(above, lines), "", [""] * is_apart + [line])]
 
 
 def _span(statement: ast.stmt, lines: Sequence[str]) -> Span:
@@ -62,48 +63,45 @@ def _span(statement: ast.stmt, lines: Sequence[str]) -> Span:
     return Span(start, end)
 
 
-def _by_line(body: Sequence[ast.stmt]) -> list[list[ast.stmt]]:
-    """Statements; those together that stand on one line (`a; b`)."""
-    return [list(row) for _, row in groupby(body, key=lambda statement: statement.lineno)]
+def _is_around(statement: ast.stmt, line: int) -> bool:
+    return statement.lineno < line <= (statement.end_lineno or 0)
 
 
-def _anchor(tree: ast.Module, lines: Sequence[str], before: tuple[Position, bool]) -> list[ast.stmt] | None:
-    """The last statements of the import block at the file's top, before the first use."""
+def last_import(tree: ast.Module, stops: Callable[[ast.stmt], bool]) -> ast.stmt | None:
+    """The last of the imports on top of a file, else its docstring; None where it has neither.
+
+    Args:
+        stops: tells of a statement whether the block ends above it.
+    """
     found = None
-    gap = 0
-    for index, row in enumerate(_by_line(tree.body)):
-        if not _is_above(_span(row[-1], lines), *before):
+    for statement in tree.body:
+        if stops(statement):
             break
-        if _is_import_block(row) or (index == 0 and _is_docstring(row[0])):
-            found, gap = row, 0
-        elif not hasattr(row[-1], "body") and not hasattr(row[-1], "cases") and gap < _GAP:
-            gap += not _is_about_file(row[0])
-        else:
+        if _holds_imports(statement) or (found is None and is_text(statement)):
+            found = statement
+        elif not _is_setting(statement):
             break
     return found
 
 
-def _is_above(statement: Span, use: Position, comes_after: bool) -> bool:
-    """Whether what is inserted behind a statement comes before the first use, which may lie in the statement itself."""
-    return (comes_after and statement.start == use) or statement.end <= use
+def is_text(statement: ast.stmt) -> bool:
+    """Whether it is a text by itself, such as a docstring."""
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
-def _is_import_block(row: Sequence[ast.stmt]) -> bool:
-    """Whether statements on a line are an import, or a `try` that holds nothing else worth the name."""
-    if any(isinstance(statement, (ast.Import, ast.ImportFrom)) for statement in row):
+def _holds_imports(statement: ast.stmt) -> bool:
+    """Whether it is an import, or chooses between imports (`try`, `if`) and does nothing else."""
+    if isinstance(statement, (ast.Import, ast.ImportFrom)):
         return True
-    return isinstance(row[0], ast.Try) and all(map(_is_import_block, _by_line(row[0].body)))
+    if not isinstance(statement, (ast.Try, ast.If)) or is_main_guard(statement):
+        return False
+    others = [each for each in statement.body if not _is_setting(each)]
+    return bool(others) and all(map(_holds_imports, others))
 
 
-def _is_about_file(statement: ast.stmt) -> bool:
-    """Whether it is text, or a name such as `__author__`: PEP 8 has them above the imports."""
-    targets = statement.targets if isinstance(statement, ast.Assign) else []
-    return _is_docstring(statement) or any(isinstance(each, ast.Name) and each.id[:2] == "__" for each in targets)
-
-
-def _is_docstring(statement: ast.stmt) -> bool:
-    return (
-        isinstance(statement, ast.Expr)
-        and isinstance(statement.value, ast.Constant)
-        and isinstance(statement.value.value, (str, bytes))
-    )
+def _is_setting(statement: ast.stmt) -> bool:
+    """Whether it only sets something up for the imports below: `os.environ[...] = ...`, `sys.path.append(...)`."""
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        return ast.unparse(statement.value.func).startswith(_SETTINGS)
+    calls = [n for n in ast.walk(statement) if isinstance(n, ast.Call)] if isinstance(statement, ast.Assign) else None
+    return is_text(statement) or (calls is not None and all(ast.unparse(n.func).startswith(_COMPUTED) for n in calls))

@@ -73,11 +73,8 @@ print(time.time() - start)
                 shared.append(call)
                 span = facts.span(call)
                 yield ReplaceExpr(self.id, span, _REASON, "ddp.broadcast(__h_it__)", {"it": span})
-        told = set()
         for call in facts.calls(_TIMERS):
-            module = facts.source.module(call)
-            if module not in told and _decides(facts, call):
-                told.add(module)
+            if _decides(facts, call):
                 what = "each rank has a clock of its own, and ranks that decide by it may part here"
                 yield Note(self.id, facts.span(call), what, "let rank 0's decide: `ddp.broadcast(time.time())`")
 

@@ -101,12 +101,9 @@ print(net(torch.randn(8, 4)))
     )
 
     def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
-        told = set()
         for node in facts.source.nodes:
             kind = _kind(facts, node)
-            key = kind, facts.source.module(node) if kind else None
-            if kind and key not in told:
-                told.add(key)
+            if kind:
                 yield Note(self.id, facts.span(node), *_WHAT[kind])
 
 

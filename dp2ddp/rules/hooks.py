@@ -58,20 +58,12 @@ net(torch.randn(8, 4))
     )
 
     def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
-        told = set()
         for call in facts.source.calls:
             if not (isinstance(call.func, ast.Attribute) and call.func.attr in _REGISTERING and call.args):
                 continue
             hook = _hook(facts, call.args[0])
-            module = facts.source.module(call)
             is_outside = facts.is_named_as_wrapped(call.func.value)  # the wrapper's own hook sees whole batches
-            if (
-                isinstance(hook, (ast.Lambda, *FUNCTIONS))
-                and module not in told
-                and not is_outside
-                and _keeps(facts, hook)
-            ):
-                told.add(module)
+            if isinstance(hook, (ast.Lambda, *FUNCTIONS)) and not is_outside and _keeps(facts, hook):
                 what = "this hook keeps what it sees, which in a wrapped model are each rank's own rows"
                 todo = "return it from `forward`, or add it up over the ranks: `sum(ddp.gather(x))`"
                 yield Note(self.id, facts.span(call), what, todo)

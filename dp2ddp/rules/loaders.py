@@ -112,11 +112,7 @@ for step in range(10):  # made on every rank, alike: the model takes its rows
             yield self._sharded(facts, call, rows=options.rows and collates(call))
         for statement in facts.loaders.begun:
             yield InsertAfter(self.id, facts.span(statement), _REASON, ["ddp.shard_loader(self)"])
-        told = set()
         for node in facts.loaders.values:
-            if facts.source.module(node) in told:
-                continue
-            told.add(facts.source.module(node))
             what = f"`{facts.source.brief(node)}` is handed on here, and what it makes is not sharded"
             todo = "put `ddp.shard_loader(...)` around what it makes; until then each rank loads whole batches"
             yield Note(self.id, facts.span(node), what, todo)
@@ -148,16 +144,14 @@ def _is_path(node: ast.expr) -> bool:
 
 
 def _whole(facts: Facts, options: Options) -> Iterator[Note]:
-    """Where each rank loads whole batches: once a kind and file."""
-    mixing = [] if options.rows else [call for call in facts.loaders.calls if collates(call)]
-    for call in {facts.source.module(call): call for call in reversed(mixing)}.values():
+    """Where each rank loads whole batches."""
+    for call in (call for call in facts.loaders.calls if collates(call) and not options.rows):
         what = "each rank loads whole batches, as a `collate_fn` may mix rows"
         yield Note(
             LoadersRule.id, facts.span(call), what, "if rows stay apart in it, say `rows=True` here (or `--rows`)"
         )
     kinds = (node for node in facts.source.nodes if isinstance(node, ast.ClassDef))
-    streams = [node for node in kinds if facts.classes.derives(node, _STREAMS)]
-    for node in {facts.source.module(node): node for node in reversed(streams)}.values():
+    for node in (node for node in kinds if facts.classes.derives(node, _STREAMS)):
         what = "each rank loads whole batches of an `IterableDataset`, and computes on its own rows"
         yield Note(LoadersRule.id, facts.span(node), what, "to share the loading, make it a data set with indices")
 

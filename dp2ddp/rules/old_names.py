@@ -108,13 +108,10 @@ print(both[1].next())
                 is_own = facts.names.follow(facts.source.module(call), "next") is not None
                 new = "__h_it__.__next__()" if is_own else "next(__h_it__)"
                 yield ReplaceExpr(self.id, facts.source.span(call), "`.next()` is gone", new, parts)
-        told = set()
-        for node in in_order(
-            n for n in facts.source.nodes if isinstance(n, (ast.keyword, ast.Subscript, ast.ImportFrom))
-        ):
+        kinds = (ast.keyword, ast.Subscript, ast.ImportFrom)
+        for node in in_order(n for n in facts.source.nodes if isinstance(n, kinds)):
             found = _outdated(facts, node)
-            if found is not None and (facts.source.module(node), found) not in told:
-                told.add((facts.source.module(node), found))
+            if found is not None:
                 yield Note(self.id, facts.source.span(node), found[0], f"use {found[1]}, here and below")
 
 

@@ -78,17 +78,14 @@ with open("log.json", "w") as log:
             line = f"{name} = ddp.main_only({name})"
             yield InsertAfter(self.id, facts.span(statement), f"{name} is rank 0's", [line])
         known = {(facts.source.module(statement), name) for statement, name in trackers}
-        told = set()
         for call in facts.source.calls:
-            path, module = facts.qualified(call.func), facts.source.module(call)
-            if facts.catalogue.does(path, "stores") and not _is_read_only(call) and (module, "stores") not in told:
-                told.add((module, "stores"))
+            path = facts.qualified(call.func)
+            if facts.catalogue.does(path, "stores") and not _is_read_only(call):
                 what = "this store is opened by every rank, and what is written into it is written by each"
                 yield Note(
                     self.id, facts.span(call), what, "write it by `ddp.main_only(...)`, or under `ddp.is_main()`"
                 )
-            if _may_be_method(facts, call) and (module, "methods") not in told:
-                told.add((module, "methods"))
+            if _may_be_method(facts, call):
                 what = f"the program has a `{last_name(call.func)}` of its own, and a library has one that writes files"
                 yield Note(self.id, facts.span(call), what, "where this is the library's, write `ddp.main_only(...)`")
             is_one = facts.catalogue.does(path, *MAIN_ONLY) or _is_method(facts, call)
@@ -100,10 +97,9 @@ with open("log.json", "w") as log:
                 span = facts.span(node)  # handed on: `pool.map(cv2.imwrite, ...)`
                 yield ReplaceExpr(self.id, span, _REASON, "ddp.main_only(__h_f__)", {"f": span})
         for node in (n for n in facts.source.nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)):
-            module, path = facts.source.module(node), facts.qualified(node) or ""
-            if path.startswith(_VALUES) and not path.endswith(_WRITES) and (module, "values") not in told:
-                told.add((module, "values"))
-                what = f"`{facts.source.brief(node)}` is read, and only rank 0 has started wandb"
+            path = facts.qualified(node) or ""
+            if path.startswith(_VALUES) and not path.endswith(_WRITES):
+                what = "`wandb.config` is read, and only rank 0 has started wandb"
                 yield Note(self.id, facts.span(node), what, "take such values from the script's own arguments")
 
 

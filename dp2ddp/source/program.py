@@ -62,14 +62,12 @@ class ParsedProgram:
         entries: the files that are started, by name.
         resolve: finds the file that an import means.
         reached: the names of the files that an entry may import, also of those that it picks at run time, by its name.
-        others: the texts of its files that say nothing of training, by name; names only pass through them.
     """
 
     files: Sequence[File]
     entries: Sequence[str]
     resolve: Resolve
     reached: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    others: Mapping[str, str] = field(default_factory=dict)
     _parents: dict[ast.AST, ast.AST] = field(default_factory=dict)
     _scopes: dict[ast.AST, ScopeNode] = field(default_factory=dict)
     _locals: dict[ast.AST, Set[str]] = field(default_factory=dict)
@@ -272,13 +270,11 @@ def link(
     resolve: Resolve,
     *,
     reached: Mapping[str, Sequence[str]] | None = None,
-    others: Mapping[str, str] | None = None,
 ) -> ParsedProgram:
     """The files of one program, `texts` by name.
 
     Args:
         reached: the names of the files that each of them may import.
-        others: the texts of files that are of no matter, but for the names that pass through them.
 
     Raises:
         BadInput: one of them is no Python that this interpreter reads.
@@ -292,4 +288,4 @@ def link(
             ast.increment_lineno(file.tree, before)
         files.append(file)
         before += len(file.lines)
-    return ParsedProgram(files, entries, resolve, reached or {}, others or {})
+    return ParsedProgram(files, entries, resolve, reached or {})

@@ -7,7 +7,6 @@ import textwrap
 import pytest
 
 from dp2ddp.convert.pipeline import Conversion, convert_files, convert_source
-from dp2ddp.errors import BadInput
 from dp2ddp.rules import Options
 
 _HEAD = """\
@@ -93,20 +92,21 @@ def test_scripts_that_share_a_file_are_converted_together() -> None:
     assert not done["nets.py"].changed
 
 
-def test_the_option_is_named_with_all_that_is_in_its_way() -> None:
+def test_the_option_is_named_beside_all_that_is_in_its_way() -> None:
     own = "class Own(nn.DataParallel):\n    def {}(self, *args):\n        pass\n"
     changed = own.format("gather") + own.replace("Own", "Other").format("scatter")
     late = "net = Own(nn.Linear(4, 2)) if args.one else Other(nn.Linear(4, 2))\n"
-    with pytest.raises(BadInput) as raised:
-        converted(f"{changed}{late}{_FULL}", allow=False)
-    told = str(raised.value)
-    assert "calls init_process_group; start that as before; --allow-ddp converts what is beside it" in told
-    first = "once this is mended: line 11: `Own` changes how `DataParallel` works (`gather`); leave it out if it does"
-    assert first in told
-    assert "which gives back tensors for whole batches (no list with an item for each image)" in told
-    assert "; and line 14: `Other` changes how `DataParallel` works (`scatter`); wrap the model in plain" in told
+    done = converted(f"{changed}{late}{_FULL}", allow=False)
+    assert (done.changed, done.refused) == (False, True)
+    told = [f"{note.span.start.line}: {note.what}; {note.todo}" for note in done.notes]
+    assert len(told) == 3
+    assert told[0].startswith("11: `Own` changes how `DataParallel` works (`gather`); nothing was converted; leave")
+    assert "which gives back tensors for whole batches (no list with an item for each image)" in told[0]
+    assert told[1].startswith("14: `Other` changes how `DataParallel` works (`scatter`); nothing was converted; wrap")
+    assert "calls init_process_group; nothing was converted; start that as before; --allow-ddp" in told[2]
 
 
 def test_frameworks_are_refused_all_the_same() -> None:
-    with pytest.raises(BadInput, match=r"imports Accelerate; it starts a process on each GPU by itself"):
-        converted("from accelerate import Accelerator\nnet = nn.DataParallel(Net())\n")
+    (note,) = converted("from accelerate import Accelerator\nnet = nn.DataParallel(Net())\n").notes
+    assert "imports Accelerate" in note.what
+    assert note.todo.startswith("it starts a process on each GPU by itself")

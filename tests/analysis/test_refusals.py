@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from dp2ddp.analysis.own_ddp import is_converted, refuse
-from dp2ddp.convert.pipeline import convert_files
-from dp2ddp.errors import BadInput
+from dp2ddp.analysis.own_ddp import is_converted
+from dp2ddp.convert.pipeline import convert_files, convert_source
 from dp2ddp.rules import Options
 from dp2ddp.source.program import parse
+
+WRAP = "import torch.nn\nwrapped = torch.nn.DataParallel(net)\n"
 
 
 @pytest.mark.parametrize(
@@ -16,8 +17,7 @@ from dp2ddp.source.program import parse
     [
         ("import torch.distributed as dist\ndist.init_process_group('nccl')\n", 2, "calls init_process_group"),
         ("from torch.distributed import init_process_group\n\ninit_process_group()\n", 3, "calls init_process_group"),
-        ("import torch.nn as nn\nx = nn.parallel.DistributedDataParallel(y)\n", 2, "uses DistributedDataParallel"),
-        ("class A(nn.parallel.DistributedDataParallel): pass\n", 1, "uses DistributedDataParallel"),
+        ("import torch.nn as nn\nx = nn.parallel.DistributedDataParallel(y)\n", 2, "calls DistributedDataParallel"),
         ("def f():\n    from accelerate import Accelerator\n", 2, "imports Accelerate"),
         ("import lightning as L\n", 1, "imports Lightning"),
         ("import pytorch_lightning.loggers\n", 1, "imports Lightning"),
@@ -36,14 +36,16 @@ from dp2ddp.source.program import parse
         (
             "from torch.nn.parallel import DistributedDataParallel as DDP\nisinstance(net, DDP)\nnet = DDP(net)\n",
             3,
-            "uses DistributedDataParallel",
+            "calls DistributedDataParallel",
         ),
     ],
 )
 def test_refused(source: str, line: int, what: str) -> None:
-    with pytest.raises(BadInput) as raised:
-        refuse(parse(source, "train.py").files[0])
-    assert str(raised.value).startswith(f"train.py:{line}: sets up distributed training already: {what}; ")
+    done = convert_source(source + WRAP, "train.py", Options())
+    assert done.refused
+    assert [each.span.start.line for each in done.notes] == [line]
+    assert done.notes[0].what == f"sets up distributed training already: {what}; nothing was converted"
+    assert not convert_source(source, "train.py", Options()).notes, "there is nothing to convert"
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,7 @@ def test_refused(source: str, line: int, what: str) -> None:
     ],
 )
 def test_not_refused(source: str) -> None:
-    refuse(parse(source, "train.py").files[0])
+    assert convert_source(source + WRAP, "train.py", Options()).changed
 
 
 @pytest.mark.parametrize(
@@ -77,28 +79,13 @@ def test_converted_scripts_are_known_by_their_import(source: str, expected: bool
     assert is_converted(parse(source, "train.py").files[0]) is expected
 
 
-def test_a_wrapper_that_another_file_takes_is_refused_where_it_is_imported() -> None:
-    (file,) = parse("from torch.nn.parallel import DistributedDataParallel as DDP\n", "wrap.py").files
-    with pytest.raises(BadInput, match=r"wrap\.py:1: .*imports DistributedDataParallel; "):
-        refuse(file, others=parse("from wrap import DDP\nnet = DDP(net)\n", "train.py").files)
-
-
-def test_a_branch_beside_data_parallel_may_be_allowed() -> None:
-    (file,) = parse("import torch.distributed as dist\ndist.init_process_group('nccl')\n", "train.py").files
-    with pytest.raises(BadInput, match="dp2ddp converts scripts"):
-        refuse(file)
-    with pytest.raises(BadInput, match="--allow-ddp converts the DataParallel branch"):
-        refuse(file, others=parse("net = nn.DataParallel(net)\n", "net.py").files)
-    refuse(file, allow_ddp=True)
-
-
 def test_what_another_file_sets_up_is_refused_whoever_calls_it() -> None:
     files = {
         "train.py": "import torch.nn as nn\nfrom utils import Meter\nnet = nn.DataParallel(nn.Linear(4, 2))\nMeter()\n",
         "utils.py": "import torch\nclass Meter:\n    pass\ndef init():\n    torch.distributed.init_process_group()\n",
     }
-    with pytest.raises(BadInput, match=r"utils\.py:5: sets up distributed training already: calls init_process_group"):
-        convert_files(files, ["train.py"], Options())
+    (note,) = convert_files(files, ["train.py"], Options())["utils.py"].notes
+    assert (note.span.start.line, "; --allow-ddp converts the rest" in note.todo) == (5, True)
     done = convert_files(files, ["train.py"], Options(allow_ddp=True))
     assert "ddp.setup(beside_ddp=True)\n\nfrom utils import Meter\nnet = ddp.wrap_model(" in done["train.py"].new_text
     assert not done["utils.py"].changed

@@ -235,13 +235,11 @@ def test_options_reach_the_plan(script: Path, monkeypatch: pytest.MonkeyPatch) -
         (["train.py", "--ignore", "ddp002"], "dp2ddp: --ignore: DDP002 can't be left out (Wrap the model"),
         (["bad.py", "-o", "out.py"], "dp2ddp: bad.py:1:5: syntax error"),
         (["old.py", "-o", "out.py"], "dp2ddp: old.py:1: Python 2 (the print statement)"),
-        (["ddp.py", "-o", "out.py"], "dp2ddp: ddp.py:2: sets up distributed training already: uses Distributed"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(script: Path, args: Sequence[str], message: str) -> None:
     Path("bad.py").write_text("x = )\n")
     Path("old.py").write_text("print 'x'\n")
-    Path("ddp.py").write_text("from torch.nn.parallel import DistributedDataParallel as DDP\nnet = DDP(net)\n")
     Path("feed.py").write_text(f"{SCRIPT}\x0cx = 1\n")
     before = here()
     result = run("convert", *args)

@@ -73,7 +73,7 @@ def test_in_a_string_it_is_no_comment() -> None:
         ("log", "[DDP002]", "train.py:10: DDP002 can't be left out (Wrap the model in DistributedDataParallel)"),
         ("net =", "", "train.py:5: DDP002 can't be left out here"),
         ("log", "[DDP0111]", "train.py:10: no rule 'DDP0111'; did you mean DDP011? `dp2ddp rules` lists them"),
-        ("log", "[]", "train.py:10: no rule to ignore between the brackets"),
+        ("log", "[]", "train.py:10: no rule ''; "),
     ],
 )
 def test_what_can_t_be_left_out_is_bad_input(line: str, comment: str, what: str) -> None:

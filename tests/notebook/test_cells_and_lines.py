@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 from pathlib import Path
 
 import making
@@ -54,27 +53,12 @@ def test_each_line_knows_its_place() -> None:
     assert str(made.places.of(remark.line)) == "cell 2:2"
 
 
-def test_figures_that_are_shown_are_saved_and_closed() -> None:
-    saved = 'plt.savefig(next(_figures)); plt.close("all")'
-    text = code(f"{PLOT}\nplt.plot([1])\nplt.show()", "for x in y:\n    plt.plot([x]); plt.show(block=False)")
-    assert text.count(saved) == 2
-    assert f"plt.plot([1])\n{saved}\n\n# %% cell 2\n" in text
-    assert text.endswith(f"    plt.plot([x]); {saved}\n")
-    assert "figure = plt.show()" in code(f"{PLOT}\nfigure = plt.show()")
-
-
-def test_a_figure_at_the_end_of_a_cell_is_shown_without_being_asked() -> None:
-    at_end = 'if plt.get_fignums(): plt.savefig(next(_figures)); plt.close("all")'
-    text = code(f"{PLOT}\nplt.rcParams.update({{}})", "plt.plot(x)\nplt.title('x')\n\n")
-    assert text.endswith(f"plt.title('x')\n{at_end}\n")
-    assert at_end not in code(f"{PLOT}\ndef draw():\n    plt.plot(x)\nplt.plot(x)\nplt.close()")
-
-
-def test_figures_are_numbered_as_they_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    cells = ["import matplotlib\nmatplotlib.use('Agg')\nfrom matplotlib import pyplot\npyplot.style.use('ggplot')"]
-    cells += ["for i in range(2):\n    pyplot.plot([i])\n    pyplot.show()", "pyplot.plot([2])\nprint('done')"]
-    exec(script(*cells).text, {})
-    assert sorted(os.listdir()) == ["train.ipynb", *(f"train_figure_{number}.png" for number in (1, 2, 3))]
+def test_figures_stay_and_a_note_says_where_they_are_seen() -> None:
+    made = script(PLOT, "plt.rcParams.update({})\nplt.plot(x)\nplt.show()", "plt.plot(x)\n")
+    assert made.text.endswith("plt.plot(x)\nplt.show()\n\n# %% cell 3\nplt.plot(x)\n")
+    assert [str(made.places.of(each.line)) for each in made.remarks] == ["cell 2:1", "cell 3:1"]
+    assert {each.what for each in made.remarks} == {made.remarks[0].what}
+    assert "a window, or not at all" in made.remarks[0].what
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import posixpath
-import shlex
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -18,7 +16,6 @@ from dp2ddp.convert.job import Request
 from dp2ddp.convert.reporting import File, Report, reasons
 from dp2ddp.convert.running import how_to_run
 from dp2ddp.errors import BadInput
-from dp2ddp.notebook.notebook import is_notebook
 from dp2ddp.page.rendering import Line, lines_of_rows
 from dp2ddp.project.text_files import STANDARD
 from dp2ddp.rewrite.edits import Finding, Note
@@ -134,12 +131,11 @@ def of_report(report: Report) -> dict[str, object]:
     """What the template shows of a conversion."""
     request, refused = report.job.request, report.job.outcome.is_refused
     noted = [each for each in report.files if each.conversion.changed or each.conversion.notes]
-    short = _short([each.name for each in noted])
-    shown = [Shown(f"f{n}", short[each.name], each, len(noted) <= _FEW) for n, each in enumerate(noted)]
+    shown = [Shown(f"f{n}", report.called(each.name), each, len(noted) <= _FEW) for n, each in enumerate(noted)]
     written = (request.writes or request.output == STANDARD) and not refused
     return {
         "name": _name(request),
-        "verdict": _verdict(report, noted, written=written),
+        "verdict": _verdict(report, sum(len(each.conversion.notes) for each in noted), written=written),
         "files": shown,
         "todos": [todo for each in shown for todo in each.todos()],
         "refused": refused,
@@ -169,32 +165,23 @@ def _name(request: Request) -> str:
     return ", ".join(names)
 
 
-def _short(names: Collection[str]) -> dict[str, str]:
-    """The names without the folder that all of them lie in."""
-    folders = [posixpath.dirname(name) for name in names]
-    if not folders or any(posixpath.isabs(folder) != posixpath.isabs(folders[0]) for folder in folders):
-        return {name: name for name in names}
-    top = posixpath.commonpath(folders)
-    return {name: posixpath.relpath(name, top) if top else name for name in names}
-
-
-def _verdict(report: Report, files: Sequence[File], *, written: bool) -> Verdict:
-    """What became of inputs that could be read; `files`: all that changed, or that notes are about."""
-    notes = sum(len(each.conversion.notes) for each in files)
+def _verdict(report: Report, notes: int, *, written: bool) -> Verdict:
+    """What became of inputs that could be read; `notes`: how many need a person."""
     if report.job.outcome.is_refused:
         more = "Half a conversion would train something else, so nothing was changed, and nothing was written."
-        return Verdict("Not converted", "bad", _refusal(files), [more])
+        return Verdict("Not converted", "bad", "It can't be converted as it is.", [more])
+    if any(each.conversion.converted_before for each in report.started):
+        return Verdict("Converted already", "good", "There is nothing to do: it was converted before.")
+    if not report.changed and notes:
+        return Verdict("Not converted", "bad", "Nothing was changed. What stands in the way is named below.")
     if not report.changed:
-        return _unchanged(report, notes)
-    edits = [edit for each in report.changed for edit in each.conversion.edits]
-    rules = {edit.rule for edit in edits}
-    people = f"{notes} note{'s need' if notes > 1 else ' needs'} a person" if notes else "Nothing is left for a person"
-    changes = (
-        f"{counted(len(edits), 'change')} by {counted(len(rules), 'rule')} in {counted(len(report.changed), 'file')}"
-    )
-    told = [f"{changes}. {people}."]
-    if report.output not in (None, report.directory):
-        told.append(f"Written to `{report.output}`.")
+        sentence = (
+            "No model is wrapped in nn.DataParallel, so there is nothing to convert: one process runs it, as before."
+        )
+        return Verdict("Nothing to convert", "plain", sentence)
+    changes = sum(len(each.conversion.edits) for each in report.changed)
+    todo = f"{counted(notes, 'note')} for a person to look at" if notes else "Nothing is left for a person"
+    told = [f"{counted(changes, 'change')} in {counted(len(report.changed), 'file')}. {todo}."]
     if report.left_alone:
         told.append(f"{counted(len(report.left_alone), 'script')} could not be converted and stayed as before.")
     if not written:
@@ -202,37 +189,8 @@ def _verdict(report: Report, files: Sequence[File], *, written: bool) -> Verdict
     badge, color = ("Converted", "good") if written else ("Preview", "plain")
     if notes or report.left_alone:
         badge, color = f"{badge}, with open notes" if notes else f"{badge} in part", "warn"
-    return Verdict(badge, color, _future(report.started, written=written), told)
-
-
-def _future(scripts: Sequence[File], *, written: bool) -> str:
-    """What will happen with N GPUs."""
-    would = "" if written else "would "
-    s = "s" if written else ""
-    if len(scripts) == 1:
-        name = scripts[0].output if written and scripts[0].output else scripts[0].name
-        plain = written and not name.startswith("<") and not is_notebook(name)
-        what = f"`python {shlex.quote(name)}`" if plain else "the converted script"
-    else:
-        what = f"each of the {len(scripts)} scripts"
-    start = f"With N GPUs, {what} {would}start{s} N processes, one on each GPU"
-    return f"{start}. They {would}train on the original's batches; process 0 alone {would}print{s} and write{s} files."
-
-
-def _unchanged(report: Report, notes: int) -> Verdict:
-    if any(each.conversion.converted_before for each in report.started):
-        return Verdict("Converted already", "good", "There is nothing to do: it was converted before.")
-    if notes:
-        return Verdict("Not converted", "bad", "Nothing was changed. What stands in the way is named below.")
-    sentence = "No model is wrapped in nn.DataParallel, so there is nothing to convert: one process runs it, as before."
-    return Verdict("Nothing to convert", "plain", sentence)
-
-
-def _refusal(files: Sequence[File]) -> str:
-    """The first thing that stands in the way."""
-    for each in files:
-        for found in each.found:
-            if found.kind == findings.REFUSED:
-                what = each.conversion.notes[0].what.strip().rstrip(".")
-                return f"It can't be converted as it is: {each.name}:{found.place}: {what}."
-    return "It can't be converted as it is."
+    sentence = (
+        "It starts a process for each GPU that it wraps a model for. They train on the original's batches; "
+        "the first one alone prints and writes files."
+    )
+    return Verdict(badge, color, sentence, told)
