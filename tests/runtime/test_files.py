@@ -217,7 +217,31 @@ def looks(late: Late) -> Any:
     return seen
 
 
-SHAPES = [failing, handles, commands, tools, filmed, looks]
+def linked(late: Late) -> Any:
+    """One file under several names: folders that are links, made before and meanwhile, and hard links."""
+    seen: list[Any] = []
+    os.makedirs("runs/1")
+    os.makedirs("runs/2")
+    for number in (1, 2):
+        late()
+        if os.path.islink("latest"):
+            os.remove("latest")
+        os.symlink(f"runs/{number}", "latest")
+        Path("latest/log").write_text(f"{number}")
+        late()
+        seen += [Path(f"runs/{number}/log").read_text(), Path("latest/log").read_text(), os.listdir("latest")]
+        Path(f"runs/{number}/best").write_text("best")
+        seen += [os.path.exists("latest/best"), Path("latest/best").read_text()]
+        os.remove("latest/best")
+        late()
+        seen += [os.path.exists(f"runs/{number}/best")]
+        os.link("latest/log", f"log{number}")
+        late()
+        seen += [Path(f"log{number}").read_text()]
+    return seen
+
+
+SHAPES = [failing, handles, commands, tools, filmed, looks, linked]
 
 
 def _run(shape: Callable[[Late], Any], folder: Path, late_rank: int) -> Any:
