@@ -228,7 +228,7 @@ class WrappedModel(DistributedDataParallel):
         said = Said(self.dim, None if call.rows is None else call.own_rows)
         outline = said.outline(output)
         outlines = {each.key: said.outline(each.value) for each in assigned}
-        sources = [Source(replica.copies.nodes, replica.copies.anchors), *call.sources]
+        sources = [Source(replica.copies.nodes, replica.copies.anchors), *replica.sources, *call.sources]
         buffers = replica.buffers
         self._version = buffers.version() if replica.trains else -1
         has_changed = self._version not in (-1, before)

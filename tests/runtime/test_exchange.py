@@ -10,8 +10,9 @@ import signal
 import threading
 import time
 import uuid
+from collections import namedtuple
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 import dp2ddp_runtime as ddp
 import numpy as np
@@ -116,7 +117,7 @@ def test_other_values_are_refused_by_name() -> None:
     with pytest.raises(TypeError, match="array of Python objects can't be sent"):
         codec.dumps(np.array([object()]), [])
     with pytest.raises(TypeError, match="struct_time_like can't be sent"):
-        codec.dumps(NamedTuple("struct_time_like", [("year", int)])(2026), [])
+        codec.dumps(namedtuple("struct_time_like", "year")(2026), [])
 
 
 def test_a_text_of_an_enum_is_its_text() -> None:
