@@ -23,7 +23,7 @@ LIMITS = {
     "dp2ddp/rules": 1_875,
     "dp2ddp/source": 825,
     "dp2ddp/verify": 5_525,
-    "runtime/dp2ddp_runtime": 7_425,
+    "runtime/dp2ddp_runtime": 7_500,
     "tests": 1_600,
     "tests/analysis": 900,
     "tests/benchmarks": 475,
@@ -37,7 +37,7 @@ LIMITS = {
     "tests/project": 825,
     "tests/rewrite": 500,
     "tests/rules": 800,
-    "tests/runtime": 7_275,
+    "tests/runtime": 7_375,
     "tests/source": 75,
     "tests/verify": 2_400,
 }

@@ -357,12 +357,10 @@ def _doors() -> list[tuple[Any, str, Any, str]]:
     scripted = jit.RecursiveScriptModule
     modules = {"os": os, "shutil": shutil}
     changes = [(modules[n.split(".")[0]], n.split(".")[1], n) for n in _CHANGES]
-    early = [(sys.modules[m], n) for m, n in (("tarfile", "bltn_open"), ("bz2", "_builtin_open")) if m in sys.modules]
     asked = (_stat, _lstat, _access, _listdir, _scandir, _chdir)
     return [
         (builtins, "open", _opened, "rank 0's file is written once; a read waits for a write that it has passed"),
         (io, "open", _opened, "the same, for pathlib and others"),
-        *((module, name, _opened, "the same, under a name that Python keeps") for module, name in early),
         (os, "open", _open_descriptor, "the same, for descriptors"),
         *((os, door.__name__, door, "what is there is what was there for rank 0 at this line") for door in asked),
         *((m, name, _changing(full, getattr(m, name)), "rank 0 changes files, once") for m, name, full in changes),

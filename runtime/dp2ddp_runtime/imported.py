@@ -48,6 +48,7 @@ def _holders(module: ModuleType) -> Iterator[dict[Any, Any]]:
 
 
 _PYTHON = (os.path.dirname(os.__file__) + os.sep, *HERE, os.path.dirname(torch.__file__) + os.sep)
+_KEEPING = ("tarfile", "bz2")  # they have `open` by other names
 _INSTALLED = f"{os.sep}site-packages{os.sep}"
 
 
@@ -56,4 +57,6 @@ def _is_python(module: Any, installed: bool) -> bool:
     file = str(getattr(module, "__file__", None) or "")
     if not isinstance(module, ModuleType) or not file or file.startswith(_PYTHON[1:]):
         return False
-    return installed if _INSTALLED in file else not file.startswith(_PYTHON[0])
+    if _INSTALLED in file or module.__name__ in _KEEPING:
+        return installed
+    return not file.startswith(_PYTHON[0])

@@ -444,22 +444,3 @@ def test_methods_keep_their_class() -> None:
     net = ddp.wrap_model(module)
     assert isinstance(net.forward, types.MethodType)
     assert net(torch.ones(2, 4)).equal(module(torch.ones(2, 4)))
-
-
-def encoded(self: Any, x: torch.Tensor) -> torch.Tensor:
-    return self.layer(x) + self.latent
-
-
-@on_ranks(2, 3, each=True)
-def test_a_buffer_that_is_computed_outside_of_the_forward_passes_its_gradient_on() -> bool:
-    """An encoder that runs once for a batch, ahead of several calls (pixel-nerf's); DataParallel broadcasts it so."""
-    module = Net(encoded)
-    module.register_buffer("latent", torch.zeros(3), persistent=False)
-    module, net = both(module)
-    for seed in range(3):
-        losses = []
-        for own, call in ((module, module), (net.module, net)):
-            own.latent = own.other(batch(1, seed)[0])
-            losses.append(sum((call(batch(7, seed + more)) ** 2).mean() for more in (0, 1)))
-        assert_trained(module, net, *losses)
-    return True
