@@ -216,7 +216,6 @@ def options(number: int, seed: int) -> Options:
     draw = random.Random(f"options {seed} {number}")
     return Options(
         sync_bn=draw.random() < 0.2,
-        annotate=draw.random() < 0.3,
         allow_ddp=draw.random() < 0.5,
     )
 

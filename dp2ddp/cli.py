@@ -40,10 +40,9 @@ scripts import from their project is followed.
 
 OUTPUT is a file, or a folder for the script and all that it imports (write its name with a / at the end). For a
 directory it is a folder for a copy of the whole, without .git, caches, virtual environments and what git
-ignores. A notebook becomes a script; in place, or with an OUTPUT.ipynb, it stays a notebook that writes the script and
-starts it. All files are written, or none.
+ignores. A notebook becomes a script. All files are written, or none.
 
---html also works without an output, and for a script that can't be converted.
+--html also works without an output.
 
 Exit codes: 0 done, or nothing to do; 1 notes are open (with --strict); 2 bad input, or a script that can't be
 converted: nothing is written; 3 a mistake in dp2ddp. Scripts of a directory that you didn't name are left as they are
@@ -93,7 +92,6 @@ def main() -> None:
     "--vendor", "vendored", is_flag=True, help="Copy the runtime beside the scripts, so they need only torch."
 )
 @CONVERSION
-@click.option("--annotate", is_flag=True, help="Write each note into the script, as a comment `# dp2ddp: ...`.")
 @click.option("--strict", is_flag=True, help="Exit with 1 while notes are open.")
 @FORMAT
 @click.option(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
 from typing import Any
 
 
@@ -94,12 +93,3 @@ class NotRewritable(Exception):  # noqa: N818 - nothing failed; the source is ou
 
 class EditError(Exception):
     """A rule asked for an edit that can't be carried out: a mistake in dp2ddp, never in the user's script."""
-
-
-def suggestion(word: str, known: Iterable[str]) -> str:
-    """``did you mean X?``; empty where nothing known looks like `word`."""
-    from difflib import get_close_matches  # wanted for mistakes alone
-
-    by_key = {each.lower(): each for each in known}
-    near = get_close_matches(word.lower(), by_key, n=1)
-    return f"did you mean {by_key[near[0]]}?" if near else ""

@@ -11,7 +11,7 @@ from dp2ddp.analysis.replicas import Blocker
 from dp2ddp.source.names import Names
 from dp2ddp.source.nodes import last_name
 from dp2ddp.source.program import FUNCTIONS, File, ParsedProgram
-from dp2ddp.source.spans import Position, Span, in_characters
+from dp2ddp.source.spans import Span
 
 #: What starts processes by itself, by the full name of what is imported or used, or of a package above it.
 _FRAMEWORKS = {
@@ -50,7 +50,6 @@ _ASKS_FOR_DDP = re.compile(r"distributed|\bdist\b|rank|\bddp\b|world_size|multip
 #: What to do with the script's own distributed training.
 _BESIDE = "start that as before; --allow-ddp converts the rest, unless more is named here"
 _FRAMEWORK = "it starts a process on each GPU by itself: leave nn.DataParallel out, and start the script as it says"
-_CONVERTED = ("DataParallel", "data_parallel", "parallel_apply")
 
 
 def is_converted(file: File) -> bool:
@@ -61,17 +60,16 @@ def is_converted(file: File) -> bool:
 
 
 def blockers(source: ParsedProgram, names: Names, *, allow_ddp: bool) -> Iterator[Blocker]:
-    """Where each file of a program first sets up distributed training itself.
+    """Where a program first sets up distributed training itself, by a framework and by torch's own means.
 
     `isinstance(model, DistributedDataParallel)` alone sets up nothing. With `allow_ddp` torch's own means are allowed.
     """
-    for file in source.files:
-        marked = any(mark in file.text for mark in _PACKAGES)
-        found = list(_frameworks(list(ast.walk(file.tree)))) if marked else []
-        own = [(call, f"calls {name}") for call, name in _set_up(source, names) if source.file(call) is file]
-        first = min([*found, *([] if allow_ddp else own)], key=lambda each: each[0].lineno, default=None)
+    files = (file for file in source.files if any(mark in file.text for mark in _PACKAGES))
+    framework = (found for file in files for found in _frameworks(list(ast.walk(file.tree))))
+    own = ((call, f"calls {name}") for call, name in _set_up(source, names) if not allow_ddp)
+    for found, todo in ((framework, _FRAMEWORK), (own, _BESIDE)):
+        first = min(found, key=lambda each: each[0].lineno, default=None)
         if first is not None:
-            todo = _FRAMEWORK if first in found else _BESIDE
             yield Blocker(first[0], f"sets up distributed training already: {first[1]}", todo)
 
 
@@ -93,21 +91,6 @@ def _framework(name: str) -> str | None:
     parts = name.split(".")
     above = (".".join(parts[:length]) for length in range(1, len(parts) + 1))
     return next((_FRAMEWORKS[path] for path in above if path in _FRAMEWORKS), None)
-
-
-def first_use_of_data_parallel(file: File) -> Position | None:
-    """Where (the line counted over the program) a file first names `DataParallel` or `data_parallel`."""
-    if not any(name in file.text for name in _CONVERTED):
-        return None
-    uses = (node for node in ast.walk(file.tree) if _names_data_parallel(node))
-    first = min(((node.lineno, node.col_offset) for node in uses), default=None)  # type: ignore[attr-defined]
-    return first and Position(first[0], in_characters(file.lines[first[0] - file.before - 1], first[1]))
-
-
-def _names_data_parallel(node: ast.AST) -> bool:
-    if isinstance(node, ast.ImportFrom):
-        return any(alias.name in _CONVERTED for alias in node.names)
-    return isinstance(node, ast.Attribute) and node.attr in _CONVERTED
 
 
 def _imported(node: ast.AST) -> Iterator[str]:

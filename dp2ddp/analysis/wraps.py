@@ -83,6 +83,13 @@ class Wraps:
         return [*self.models, *self.functional, *self.values, *self.optimizers, *bases, *refused]
 
     @property
+    def several(self) -> list[ast.Call]:
+        """Calls that wrap a model, but for those that visibly are for one device."""
+        lists = {call: argument(call, 1, "device_ids") for call in self.models}
+        parts = {call: ids.elts if isinstance(ids, (ast.List, ast.Tuple)) else [] for call, ids in lists.items()}
+        return [call for call, ids in parts.items() if len(ids) != 1 or isinstance(ids[0], ast.Starred)]
+
+    @property
     def targets(self) -> set[str]:
         """The names and attributes to which wrapped models are assigned."""
         statements = (self._source.statement(call) for call in self.models)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
+from itertools import takewhile
 
 from dp2ddp.source.names import Names
 from dp2ddp.source.program import ParsedProgram
@@ -39,50 +40,31 @@ def written_out(source: ParsedProgram, names: Names, gather: ast.Call) -> Writte
     """The forward that ends with a call of `gather`; None unless its steps follow each other as in the tutorial."""
     if step(names, gather) != "gather" or not gather.args or gather.keywords:
         return None
-    steps = _Steps(source, names, gather)
-    apply = steps.value_of(gather.args[0], "parallel_apply")
-    if apply is None or len(apply.args) != 2 or apply.keywords:
+    statement = source.statement(gather)
+    block = source.block(statement)
+    before = reversed(block[: block.index(statement)])
+    passed = [each for each in takewhile(lambda each: _is_step(names, each), before) if isinstance(each, ast.Assign)]
+    # (`replicas = replicas[:len(inputs)]` may stand between, and changes nothing.)
+    held = {ast.unparse(each.targets[0]): each.value for each in passed if isinstance(each.value, ast.Call)}
+
+    def value_of(node: ast.expr, wanted: str) -> ast.Call | None:
+        found = held.get(ast.unparse(node), node)
+        is_plain = isinstance(found, ast.Call) and step(names, found) == wanted and not found.keywords
+        return found if is_plain and isinstance(found, ast.Call) and len(found.args) == 2 else None
+
+    apply = value_of(gather.args[0], "parallel_apply")
+    replicate, scatter = apply and value_of(apply.args[0], "replicate"), apply and value_of(apply.args[1], "scatter")
+    inside = ast.walk(source.function(gather) or source.module(gather))
+    taken = {node for each in (gather, *passed) for node in ast.walk(each)}
+    others = (node for node in inside if isinstance(node, ast.Name) and node.id in held and node not in taken)
+    if replicate is None or scatter is None or any(others):
         return None
-    replicate, scatter = steps.value_of(apply.args[0], "replicate"), steps.value_of(apply.args[1], "scatter")
-    if replicate is None or scatter is None or not (len(replicate.args) == len(scatter.args) == 2):
-        return None
-    if not steps.are_all or replicate.keywords or scatter.keywords:
-        return None
-    return WrittenOut(gather, replicate.args[0], scatter.args[0], tuple(steps.passed))
+    return WrittenOut(gather, replicate.args[0], scatter.args[0], tuple(passed))
 
 
-class _Steps:
-    """The statements before a call in its block, which set the names that it takes."""
-
-    def __init__(self, source: ParsedProgram, names: Names, gather: ast.Call) -> None:
-        statement = source.statement(gather)
-        block = source.block(statement)
-        self._names = names
-        self._before = block[: block.index(statement)]
-        self._inside = set(ast.walk(source.function(gather) or source.module(gather)))
-        self._read = [n for n in self._inside if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
-        self.passed: list[ast.Assign] = []
-        self._taken: set[ast.AST] = {*ast.walk(gather)}
-
-    def value_of(self, node: ast.expr, wanted: str) -> ast.Call | None:
-        """The call of a step that a name holds; `replicas = replicas[:len(inputs)]` may stand between."""
-        if isinstance(node, ast.Call) and step(self._names, node) == wanted:
-            return node
-        if not isinstance(node, ast.Name):
-            return None
-        for statement in reversed(self._before):
-            if not (isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == node.id):
-                continue
-            self.passed.append(statement)
-            self._taken.update(ast.walk(statement))
-            if isinstance(statement.value, ast.Call) and step(self._names, statement.value) == wanted:
-                return statement.value
-            if not (isinstance(statement.value, ast.Subscript) and ast.unparse(statement.value.value) == node.id):
-                return None
-        return None
-
-    @property
-    def are_all(self) -> bool:
-        """Whether nothing else reads what the steps set."""
-        held = {target.id for each in self.passed for target in each.targets if isinstance(target, ast.Name)}
-        return all(node in self._taken for node in self._read if node.id in held)
+def _is_step(names: Names, statement: ast.stmt) -> bool:
+    """Whether it gives a name to what a step gives, or to the first of its replicas."""
+    if not (isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)):
+        return False
+    value, name = statement.value, statement.targets[0].id
+    return bool(step(names, value)) or (isinstance(value, ast.Subscript) and ast.unparse(value.value) == name)

@@ -26,11 +26,10 @@ class RuleId(click.ParamType):  # type: ignore[type-arg,unused-ignore] # generic
         Raises:
             BadInput: there is no such rule, or it is an option's value and the rule can't be ignored.
         """
-        from dp2ddp.rules import check_ignored, known_id
+        from dp2ddp.rules import known_id
 
-        if isinstance(param, click.Option):
-            return check_ignored(str(value), f"--{param.name}")
-        return known_id(str(value), "rules")
+        is_option = isinstance(param, click.Option)
+        return known_id(str(value), f"--{param.name}" if param and is_option else "rules", ignored=is_option)
 
 
 def _together(*decorators: _Decorator) -> _Decorator:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ def functions(inputs: Iterable[str]) -> tuple[str, ...]:
     """What functions do, each as `name=what it does`: by the nearest file upwards of each input that speaks of dp2ddp.
 
     Raises:
-        BadInput: a file is no TOML, or says what can't be read; names the line.
+        BadInput: a file is no TOML, or says what can't be read.
     """
     places = (Path(os.path.abspath("." if name in ("", "-") else name)) for name in inputs)
     files = dict.fromkeys(filter(None, map(_nearest, places)))
@@ -37,23 +36,17 @@ def _nearest(place: Path) -> Path | None:
 
 
 def _read(path: Path) -> Iterator[str]:
-    table = _parsed(path)["tool"][TOOL]
-    if not isinstance(table, dict):
-        raise _error(path, TOOL, "`tool.dp2ddp` must be a table")
-    for key in table:
-        if key != _FUNCTIONS:
-            raise _error(
-                path, key, f"no setting {key!r}", f"options stand on the command line, [tool.{TOOL}.functions] here"
-            )
-    given = table.get(_FUNCTIONS, {})
-    if not isinstance(given, dict):
-        raise _error(path, _FUNCTIONS, "'functions' must be a table")
-    for name, does in given.items():
+    name, table = os.path.relpath(path), _parsed(path)["tool"][TOOL]
+    given = table.get(_FUNCTIONS, {}) if isinstance(table, dict) else None
+    if not isinstance(given, dict) or table.keys() - {_FUNCTIONS}:
+        todo = "options stand on the command line"
+        raise BadInput(name, what=f"[tool.{TOOL}] has one table, [tool.{TOOL}.{_FUNCTIONS}]", todo=todo)
+    for function, does in given.items():
         try:
-            entry(f"{name}={does}")
+            entry(f"{function}={does}")
         except ValueError as error:
-            raise _error(path, name, str(error)) from None
-        yield f"{name}={does}"
+            raise BadInput(name, what=str(error)) from None
+        yield f"{function}={does}"
 
 
 def _parsed(path: Path) -> dict[str, Any]:
@@ -66,11 +59,3 @@ def _parsed(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise BadInput(os.path.relpath(path), what=f"no TOML: {error}") from None
     return parsed
-
-
-def _error(path: Path, word: str, what: str, todo: str = "") -> BadInput:
-    """An error about the line of a file that says a word."""
-    lines = path.read_text("utf-8").split("\n")
-    said = re.compile(rf"(?<![\w-]){re.escape(word)}(?![\w-])")
-    line = next((number for number, text in enumerate(lines, 1) if said.search(text)), None)
-    return BadInput(os.path.relpath(path), line=line, what=what, todo=todo)

@@ -27,8 +27,7 @@ def run(request: Request) -> int:
     page.check(request)
     given = jobs.given(request)
     writing.check(request, given)
-    with page.on_refusal(request):
-        job = jobs.converted(request, given)
+    job = jobs.converted(request, given)
     outputs: dict[str, str] = {}
     if not job.outcome.is_refused:
         outputs = writing.write(job)

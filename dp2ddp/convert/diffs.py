@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher, get_close_matches
@@ -67,7 +66,7 @@ def lines_of(text: str) -> list[str]:
 
 def rows(old: Sequence[str], new: Sequence[str]) -> Iterator[Row]:
     """All lines of both versions, in order."""
-    for kind, a, a_end, b, b_end in _opcodes(old, new):
+    for kind, a, a_end, b, b_end in SequenceMatcher(None, old, new).get_opcodes():
         if kind == "equal":
             yield from (Row(a + n + 1, b + n + 1, True) for n in range(a_end - a))
             continue
@@ -83,23 +82,6 @@ def rows(old: Sequence[str], new: Sequence[str]) -> Iterator[Row]:
             b += len(near)
             yield Row(line + 1, b if near else None, False)
         yield from (Row(None, number + 1, False) for number in range(b, b_end))
-
-
-def _opcodes(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[str, int, int, int, int]]:
-    """As `SequenceMatcher.get_opcodes`, piece by piece between lines that both have once: else it takes the square."""
-    times = Counter(old), Counter(new)
-    places = {line: number for number, line in enumerate(new) if times[0][line] == times[1][line] == 1}
-    a = b = 0
-    anchors = [(number, places[line]) for number, line in enumerate(old) if line in places]
-    for a_end, b_end in [*anchors, (len(old), len(new))]:
-        if b_end < b:  # a line that has moved
-            continue
-        if old[a:a_end] == new[b:b_end]:
-            yield "equal", a, a_end, b, b_end
-        else:
-            for kind, *span in SequenceMatcher(None, old[a:a_end], new[b:b_end], autojunk=False).get_opcodes():
-                yield kind, a + span[0], a + span[1], b + span[2], b + span[3]
-        a, b = a_end, b_end
 
 
 def hunks(rows: Sequence[Row], edits: Sequence[Edit]) -> list[Hunk]:

@@ -103,12 +103,8 @@ def _annotation(each: Found) -> str:
     given |= {"endColumn": each.end_column} if each.end_column > each.column else {}
     given["title"] = title
     properties = ",".join(f"{name}={_escaped(str(value), ':,')}" for name, value in given.items())
-    return f"::{level} {properties}::{_escaped(_with_what_it_becomes(each))}"
-
-
-def _with_what_it_becomes(each: Found) -> str:
-    """The message, and below it the new lines."""
-    return "\n".join([each.message, *each.becomes])
+    message = "\n".join([each.message, *each.becomes])  # and below it the new lines
+    return f"::{level} {properties}::{_escaped(message)}"
 
 
 def _escaped(text: str, more: str = "") -> str:

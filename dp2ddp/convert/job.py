@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from dp2ddp.convert import notebooks, programs
 from dp2ddp.convert.programs import Outcome, Program
 from dp2ddp.errors import BadInput
-from dp2ddp.notebook.notebook import LineMap, Notebook, is_notebook
+from dp2ddp.notebook.notebook import LineMap, Notebook
 from dp2ddp.project import wrapcalls
 from dp2ddp.project.modules import Layout
 from dp2ddp.project.python_files import PythonFiles
@@ -57,11 +57,6 @@ class Request:
     form: str = "text"
     verbose: bool = False
     html: str | None = None
-
-    @property
-    def as_script(self) -> bool:
-        """Whether a notebook becomes a script; else it stays a notebook."""
-        return not (self.in_place or (self.output is not None and is_notebook(self.output)))
 
     @property
     def writes(self) -> bool:
@@ -150,8 +145,7 @@ class Job:
 
     def new_bytes(self, path: str) -> bytes:
         """What is written for a file."""
-        conversion = self.outcome.conversions[path]
-        return notebooks.new_bytes(self.sources.source(path), conversion, as_script=self.request.as_script)
+        return self.sources.source(path).encode(self.outcome.conversions[path].new_text)
 
     def changed(self) -> list[str]:
         """The files that were given, and all others that must change."""
@@ -188,7 +182,7 @@ def given(request: Request) -> list[TextFile]:
         raise BadInput(STANDARD, what="standard input among several inputs", todo="give it alone")
     if request.entries:
         raise BadInput("--entry", what="the input is no directory", todo="give the scripts themselves as inputs")
-    return [notebooks.read(name, as_script=request.as_script) for name in request.inputs]
+    return [notebooks.read(name) for name in request.inputs]
 
 
 def converted(request: Request, scripts: Sequence[TextFile], *, lenient: bool = False) -> Job:
@@ -231,7 +225,7 @@ def _of_scripts(request: Request, scripts: Sequence[TextFile], *, lenient: bool)
         _convert(job, Layout(sources), names, lenient=lenient)
     done = job.outcome.conversions
     for path in done.keys() & by_path:
-        done[path] = notebooks.with_places(done[path], by_path[path], as_script=request.as_script)
+        done[path] = notebooks.with_places(done[path], by_path[path])
     return job
 
 
@@ -255,7 +249,9 @@ def _of_directory(request: Request) -> Job:
         outcome.refused += [(Program(each.file, {}), each) for each in chosen.unread if each.file not in known]
         said = {str(each) for _, each in outcome.refused}
         job.warnings = [each for each in job.warnings if str(each) not in said]  # an import of such a file
-        job.warnings += [*_ignored(outcome, sources), *_shared(outcome, names), *notebooks.left_alone(tree)]
+        job.warnings += [*_ignored(outcome, sources), *_shared(outcome, names)]
+        what, todo = "a notebook, which is left as it is", "convert it by its own name"
+        job.warnings += [BadInput(path, what=what, todo=todo) for path in notebooks.wrapping(tree)]
         left_alone = {path for program, _ in outcome.refused for path in (program.entry, *program.files)}
         job.warnings += chosen.left({*outcome.conversions, *left_alone})
     return job
@@ -275,7 +271,7 @@ def _convert(job: Job, layout: Layout, chosen: Sequence[str], *, lenient: bool) 
             if not is_foreign or wrapcalls.mentions(job.sources.data(path)):
                 refused.append((Program(path, {}), error))
             continue
-        if not is_foreign or program.names_data_parallel:
+        if not is_foreign or any(name in text for text in program.files.values() for name in wrapcalls.CALLED):
             followed.append(program)
     job.outcome = programs.convert(followed, job.request.options, lenient=lenient)
     job.outcome.refused = sorted([*refused, *job.outcome.refused], key=lambda each: each[0].entry)

@@ -1,4 +1,4 @@
-"""Notebooks among what is converted: read as scripts, written as scripts or as notebooks."""
+"""Notebooks among what is converted: read as scripts, and written as scripts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dp2ddp.convert.pipeline import Conversion
-from dp2ddp.errors import BadInput
 from dp2ddp.notebook import notebook
 from dp2ddp.notebook.notebook import Notebook, is_notebook
 from dp2ddp.project import text_files, wrapcalls
@@ -22,34 +21,27 @@ if TYPE_CHECKING:
 NOTEBOOK = "notebook"
 
 
-def read(name: str, *, as_script: bool = True) -> TextFile:
-    """Reads a script, or a notebook as one. `as_script`: the script will run without its notebook.
+def read(name: str) -> TextFile:
+    """Reads a script, or a notebook as one.
 
     Raises:
         BadInput: as `text_files.read`, and as `notebook.read`.
     """
-    return notebook.read(name, as_script=as_script) if is_notebook(name) else text_files.read(name)
+    return notebook.read(name) if is_notebook(name) else text_files.read(name)
 
 
-def with_places(conversion: Conversion, source: TextFile, *, as_script: bool) -> Conversion:
+def with_places(conversion: Conversion, source: TextFile) -> Conversion:
     """The conversion of a notebook's script, with the places of its lines in the notebook, and notes on these."""
     if not isinstance(source, Notebook):
         return conversion
     notes = [
         Note(NOTEBOOK, Span.of(each.line, 0, each.line, 1), each.what, each.todo)
         for each in source.remarks
-        if conversion.changed and (as_script or not each.kept)
+        if conversion.changed
     ]
     return replace(
         conversion, notes=sorted([*conversion.notes, *notes], key=lambda note: note.span), places=source.places
     )
-
-
-def new_bytes(source: TextFile, conversion: Conversion, *, as_script: bool) -> bytes:
-    """What is written for a script: a script, or the notebook that holds it."""
-    if as_script or not isinstance(source, Notebook):
-        return source.encode(conversion.new_text)
-    return notebook.rewritten(source, conversion.new_text)
 
 
 def wrapping(tree: Tree) -> Iterator[str]:
@@ -57,9 +49,3 @@ def wrapping(tree: Tree) -> Iterator[str]:
     for path in tree.files:
         if is_notebook(path) and wrapcalls.mentions(text_files.read_bytes(tree.root / path, path)):
             yield path
-
-
-def left_alone(tree: Tree) -> Iterator[BadInput]:
-    """What to say of a directory's notebooks, which its conversion leaves as they are."""
-    for path in wrapping(tree):
-        yield BadInput(path, what="a notebook, which is left as it is", todo="convert it by its own name")

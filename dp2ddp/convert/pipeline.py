@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,9 +10,10 @@ from dp2ddp.analysis import own_ddp
 from dp2ddp.convert.plan import Plan, plan
 from dp2ddp.errors import BadInput, EditError, NotRewritable
 from dp2ddp.notebook.notebook import LineMap
+from dp2ddp.project import wrapcalls
 from dp2ddp.project.modules import Layout
 from dp2ddp.rewrite.apply import apply
-from dp2ddp.rewrite.edits import Edit, InsertBefore, Note, at
+from dp2ddp.rewrite.edits import Edit, Note, at
 from dp2ddp.rules import Options
 from dp2ddp.rules.unsupported import NOTHING
 from dp2ddp.source import syntax
@@ -62,7 +62,7 @@ def convert_source(text: str, filename: str, options: Options) -> Conversion:
         filename: for messages only.
 
     Raises:
-        BadInput: no Python, or a script that sets up distributed training itself.
+        BadInput: no Python, or a program of which a part was converted before.
         EditError: a mistake in dp2ddp.
     """
     return convert_files({filename: text}, [filename], options)[filename]
@@ -116,16 +116,16 @@ def linked(files: Mapping[str, str], entries: Sequence[str]) -> tuple[ParsedProg
 def _conversions(source: ParsedProgram, texts: Mapping[str, str], options: Options) -> dict[str, Conversion]:
     converted = {file.name for file in source.files if own_ddp.is_converted(file)}
     for file in source.files if converted else ():
-        where = own_ddp.first_use_of_data_parallel(file)
-        if where is not None and file.name not in converted:
+        left = [] if file.name in converted else wrapcalls.places(file.tree)
+        if left:
             others = ", ".join(sorted(converted))
             what = f"still uses nn.DataParallel, in one program with {others}, which was converted before"
             todo = "convert them together, from the originals"
-            raise BadInput(file.name, line=where.line - file.before, what=what, todo=todo)
+            raise BadInput(file.name, line=left[0] - file.before, what=what, todo=todo)
     if converted:
         return {name: Conversion(text, converted_before=name in converted) for name, text in texts.items()}
     planned = plan(source, options)
-    return {file.name: _convert_file(file, texts[file.name], source, planned, options) for file in source.files}
+    return {file.name: _convert_file(file, texts[file.name], source, planned) for file in source.files}
 
 
 def in_brief(note: Note, where: str) -> str:
@@ -133,7 +133,7 @@ def in_brief(note: Note, where: str) -> str:
     return f"{where}: {note.what.removesuffix(NOTHING)}; {note.todo}"
 
 
-def _convert_file(file: File, original: str, source: ParsedProgram, planned: Plan, options: Options) -> Conversion:
+def _convert_file(file: File, original: str, source: ParsedProgram, planned: Plan) -> Conversion:
     """What the plan means for one file."""
 
     def in_file(span: Span) -> Span:
@@ -151,25 +151,13 @@ def _convert_file(file: File, original: str, source: ParsedProgram, planned: Pla
             notes=[at(note, as_written) for note in notes],
             refused=planned.refused,
         )
-    comments = [_comment(note, file, source) for note in notes if options.annotate]
-    new_text = _rewrite(file.text, file.name, [*edits, *comments])
+    new_text = _rewrite(file.text, file.name, edits)
     return Conversion(
         new_text,
         edits=sorted((at(each, as_written) for each in edits), key=lambda edit: edit.span.start),
         notes=[at(note, as_written) for note in notes],
         changed=new_text != original,
     )
-
-
-def _comment(note: Note, file: File, source: ParsedProgram) -> InsertBefore:
-    """The note as a comment above the statement that it is about, or above the one around it that begins a line."""
-    statements = (n for n in ast.walk(file.tree) if isinstance(n, ast.stmt))
-    around = (
-        moved(source.span(node), -file.before) for node in statements if not source.segment(node).startswith("elif")
-    )
-    around = (span for span in around if not file.lines[span.start.line - 1][: span.start.column].strip())
-    statement = max((span for span in around if span.contains(note.span)), default=note.span)
-    return InsertBefore(note.rule, statement, note.what, [f"# dp2ddp: {note.rule}: {note.what}; {note.todo}"])
 
 
 def _rewrite(text: str, filename: str, edits: Sequence[Edit]) -> str:

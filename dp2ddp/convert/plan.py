@@ -17,7 +17,7 @@ from dp2ddp.analysis.facts import Facts
 from dp2ddp.errors import BadInput
 from dp2ddp.project import wrapcalls
 from dp2ddp.rewrite.edits import Edit, Finding, Note
-from dp2ddp.rules import Options, all_rules, check_ignored, rule
+from dp2ddp.rules import Options, all_rules, known_id, rule
 from dp2ddp.rules.launch import LaunchRule
 from dp2ddp.source.program import File, ParsedProgram
 from dp2ddp.source.spans import Span
@@ -45,16 +45,13 @@ def plan(source: ParsedProgram, options: Options) -> Plan:
     if not any(map(source.mentions, wrapcalls.CALLED)):
         return Plan()
     catalogue = Catalogue(options.functions)
-    return decide(Facts(source, allow_ddp=options.allow_ddp, sync_bn=options.sync_bn, catalogue=catalogue), options)
-
-
-def decide(facts: Facts, options: Options) -> Plan:
-    """Plan the conversion of a program of which the facts are at hand."""
+    facts = Facts(source, allow_ddp=options.allow_ddp, sync_bn=options.sync_bn, catalogue=catalogue)
     if not facts.entries:  # but for what may mean DataParallel, as nobody can tell
         told = (each for rule in all_rules() if rule.explains for each in rule.edits(facts, options))
         return Plan(notes=[each for each in told if isinstance(each, Note)])
     # Half a conversion would train something else: where one wrap can't be converted, none is.
-    wanted = [each for each in all_rules() if options.runs(each.id) and (facts.wraps_models or each.always)]
+    selected = [each for each in all_rules() if not options.select or each.id in options.select]
+    wanted = [each for each in selected if facts.wraps_models or each.always]
     rules = [each for each in all_rules() if each.explains or (each in wanted and not facts.blockers)]
     findings: list[Finding] = []
     for each in rules:
@@ -109,7 +106,7 @@ def _left_out(finding: Finding, source: ParsedProgram) -> Finding:
         comment = _COMMENT.search(file.lines[line - 1 - file.before])
         listed = comment and comment["rules"]
         names = [] if listed is None else [each.strip() for each in listed.split(",")]
-        rules = [check_ignored(each, file.name, line - file.before) for each in names]
+        rules = [known_id(each, file.name, line - file.before, ignored=True) for each in names]
         if comment is None or (rules and finding.rule not in rules):
             continue
         asked = rule(finding.rule)

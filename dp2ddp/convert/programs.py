@@ -6,7 +6,6 @@ Scripts that share files are converted together, since a shared file has one con
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +22,6 @@ from dp2ddp.source import syntax
 
 #: What lies in the top folder of a project.
 _ROOT_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
-_NAMED = re.compile(rf"(?<!Distributed)(?<!Sharded){wrapcalls.CLASS}|{wrapcalls.FUNCTION}|{wrapcalls.STEP}")
 
 
 @dataclass(frozen=True)
@@ -39,11 +37,6 @@ class Program:
     entry: str
     files: Mapping[str, str]
     unread: Sequence[BadInput] = ()
-
-    @property
-    def names_data_parallel(self) -> bool:
-        """Whether one of its files names `DataParallel`: not only `DistributedDataParallel` or the like."""
-        return any(_NAMED.search(text) for text in self.files.values())
 
 
 @dataclass

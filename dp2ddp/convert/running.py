@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, NamedTuple
 
-from dp2ddp.notebook.notebook import is_notebook
 from dp2ddp.source import syntax
 
 if TYPE_CHECKING:
@@ -61,10 +60,6 @@ def folders_above(path: str, text: str) -> int:
     return found
 
 
-#: How to run a notebook that stays one.
-CELLS = "Run the notebook's cells: the last ones write the script, and start it on all visible GPUs."
-
-
 def command(script: str, *, packages: int = 0, above: int = 0) -> str:
     """How to run a script that was converted.
 
@@ -93,10 +88,7 @@ def how_to_run(report: Report) -> Iterator[Step]:
     it, runs = ("it", "it runs") if len(names) == 1 else ("them", "they run")
     if option:
         yield Step("", f"Add {option} to write {it}; then")
-    if len(names) == 1 and is_notebook(names[0]):
-        yield Step("", CELLS)
-    else:
-        yield from _of_scripts(written or scripts, names)
+    yield from _of_scripts(written or scripts, names)
     if names and not report.job.request.vendored:
         where = "convert with --vendor, or pip install ./runtime (of dp2ddp)"
         yield Step("", f"dp2ddp_runtime must be there where {runs}: {where}.")

@@ -26,6 +26,9 @@ def check(request: Request, given: Sequence[TextFile]) -> None:
         BadInput: it has no place for what is converted, or can't be written.
     """
     output = request.output
+    asked = list(request.inputs) if request.in_place else [output or ""]
+    for name in filter(is_notebook, asked):
+        raise BadInput(name, what="a notebook becomes a script", todo="name that: -o train_ddp.py; a cell can start it")
     if output is None or (output == STANDARD and given):
         return
     if output == STANDARD:
@@ -34,9 +37,8 @@ def check(request: Request, given: Sequence[TextFile]) -> None:
         if len(given) > 1:
             todo = "write its name with a / at the end"
             raise BadInput(output, what="several files need a folder to go to", todo=todo)
-        if is_notebook(output) and not is_notebook(given[0].name):
-            raise BadInput(output, what=f"a notebook, and {given[0].name} is a script", todo="name a .py file")
-        text_files.check_output(output, given[0], force=request.force)
+        text_files.check_new(Path(output), given[0].path, force=request.force)
+        text_files.check_writable(Path(output))
         return
     if given and given[0].path is None:
         raise BadInput(output, what="a folder, and standard input has no name there", todo="name a file")
@@ -91,7 +93,8 @@ def _write_in_place(job: Job) -> dict[str, str]:
     beside = _runtime_folders(job, job.place)
     for path in contents:
         text_files.check_writable(path)
-    vendor.copy_all(beside)
+    for folder in beside:
+        vendor.copy(folder)
     placing.write(contents)
     written = job.outcome.conversions if job.tree is not None else job.changed()
     return {path: str(job.place(path)) for path in written}
@@ -107,7 +110,8 @@ def _write_file(job: Job, output: str) -> dict[str, str]:
     if output == STANDARD:
         terminal.write_result(job.new_bytes(path))
         return {}
-    vendor.copy_all(_runtime_folders(job, lambda _: Path(output).parent))
+    for folder in _runtime_folders(job, lambda _: Path(output).parent):
+        vendor.copy(folder)
     placing.write({Path(output): job.new_bytes(path)}, mode_of=job.given[path].path)
     return {path: output}
 
@@ -133,7 +137,8 @@ def _write_folder(job: Job, target: Path) -> dict[str, str]:
             fresh = staged / output.relative_to(target)
             fresh.parent.mkdir(parents=True, exist_ok=True)
             placing.write({fresh: job.new_bytes(path)}, mode_of=job.sources.root / path)
-        vendor.copy_all(staged / folder.relative_to(target) for folder in beside)
+        for folder in beside:
+            vendor.copy(staged / folder.relative_to(target))
     return {path: str(output) for path, output in outputs.items()}
 
 

@@ -39,8 +39,7 @@ _IN_PYTHON = {
     rf"%cd\s+(['\"]?)(?P<path>(?!-){_PLAIN}?)\1": "os.chdir(os.path.expanduser({path!r}))",
     rf"%(?:set_)?env\s+(?P<name>\w+)\s*[=\s]\s*(?P<value>{_PLAIN})": "os.environ[{name!r}] = {value!r}",
 }
-_SETTING = re.compile(r"%(?:cd\b|(?:set_)?env\s+\w+\s*[=\s])")  # what the notebook starts inherits it
-_NEEDED = re.compile(rf"{_ASSIGNED}[!%]|%pylab\b|{_SETTING.pattern}")
+_NEEDED = re.compile(rf"{_ASSIGNED}[!%]|%pylab\b|%(?:cd\b|(?:set_)?env\s+\w+\s*[=\s])")
 _MAGIC = re.compile(r"%(\w+)(?:\s.*)?")
 _CELL_MAGIC = re.compile(r"%%(\w+)(.*)")
 _COMMAND = re.compile(r"!|(?:pip3?|conda|mamba)\s+(?:install|uninstall|list|freeze|show)\b")
@@ -57,16 +56,11 @@ _ABOUT_ITSELF = frozenset(
 
 
 class Remark(NamedTuple):
-    """What a person has to know about a line, from 1, of a cell or of a script.
-
-    Attributes:
-        kept: the line stays where the notebook stays a notebook, which answers the remark.
-    """
+    """What a person has to know about a line, from 1, of a cell or of a script."""
 
     line: int
     what: str
     todo: str
-    kept: bool = False
 
 
 class Cell:
@@ -78,16 +72,14 @@ class Cell:
         modules: what these lines need besides the cell's own imports.
         future: what it imports from `__future__`, which has to stand at the top of a script.
         remarks: what a person has to know.
-        kept: the cell's lines that a notebook goes on running itself.
     """
 
-    def __init__(self, source: str, name: str, *, as_script: bool) -> None:
+    def __init__(self, source: str, name: str) -> None:
         """Takes IPython's out.
 
         Args:
             source: the cell's.
             name: the cell's, for messages.
-            as_script: the script runs without its notebook, so what `%cd` and `%env` set is set in the script.
 
         Raises:
             BadInput: no Python, or a line whose value is used, and that has no plain counterpart in Python.
@@ -96,16 +88,13 @@ class Cell:
         self.modules: set[str] = set()
         self.future: list[str] = []
         self.remarks: list[Remark] = []
-        self.kept: list[str] = []
         self._name = name
-        self._as_script = as_script
         first = next((number for number, line in enumerate(self.lines) if line.strip()), 0)
         magic = _CELL_MAGIC.match(self.lines[first])
         if magic is not None and magic[1] not in _PYTHON_CELLS:  # another language, or a file
-            self.kept = list(self.lines)
             self.lines = [_comment(line) for line in self.lines]
             if magic[1] not in _SHOWING_CELLS:
-                self._run_by_the_notebook(0, f"the cell `{_short(magic[0])}`", kept=True)
+                self._run_by_the_notebook(0, f"the cell `{_short(magic[0])}`")
         elif magic is not None:
             self.lines[first] = _comment(self.lines[first])
         self._take_out()
@@ -118,42 +107,36 @@ class Cell:
     def _take_out(self) -> None:
         """Line by line where Python's parser stops, until it goes on to the end, or stops at what isn't IPython's."""
         while (number := _no_python(self.lines)) is not None:
-            line, before = self.lines[number], len(self.kept)
+            line = self.lines[number]
             new = self._line(number, line)
             if new is None:
                 return
             self.lines[number] = new
-            keeps = len(self.kept) > before
             while line.endswith("\\") and new.lstrip().startswith(("#", "pass  #")) and number + 1 < len(self.lines):
                 number += 1
                 line = self.lines[number]
-                self.kept += [line] if keeps else []
                 self.lines[number] = _comment(line)
 
     def _line(self, number: int, line: str) -> str | None:
         """What the line is in Python, None if it is as it is."""
         indent, code = line[: len(line) - len(line.lstrip())], line.strip()
-        if self._as_script or not _SETTING.match(code):
-            for pattern, python in _IN_PYTHON.items():
-                if found := re.fullmatch(pattern, code):
-                    self.modules |= {module for module in ("os", "subprocess") if f"{module}." in python}
-                    return indent + python.format(**found.groupdict())
-            if _NEEDED.match(code):
-                what, todo = f"`{_short(code)}` can't be put in a script", "write it in Python, with os or subprocess"
-                raise BadInput(self._name, line=number + 1, what=what, todo=todo)
+        for pattern, python in _IN_PYTHON.items():
+            if found := re.fullmatch(pattern, code):
+                self.modules |= {module for module in ("os", "subprocess") if f"{module}." in python}
+                return indent + python.format(**found.groupdict())
+        if _NEEDED.match(code):
+            what, todo = f"`{_short(code)}` can't be put in a script", "write it in Python, with os or subprocess"
+            raise BadInput(self._name, line=number + 1, what=what, todo=todo)
         magic = _MAGIC.fullmatch(code)
-        if _SETTING.match(code) or _COMMAND.match(code) or (magic and magic[1] not in _SILENT):
-            # What stands under a condition can't be run without it, and what `%run` defines isn't there in a script.
-            kept = not (indent or code.startswith("%run"))
-            self._run_by_the_notebook(number, f"`{_short(code)}`", kept=kept)
-            self.kept += [code] if kept else []
+        if _COMMAND.match(code) or (magic and magic[1] not in _SILENT):
+            self._run_by_the_notebook(number, f"`{_short(code)}`")
         elif not magic and not _QUESTION.fullmatch(code):
             return None
         return _left_out(indent, code)
 
-    def _run_by_the_notebook(self, number: int, line: str, *, kept: bool) -> None:
+    def _run_by_the_notebook(self, number: int, line: str) -> None:
         todo = "run it before the script, or write it in Python, if the script needs it"
-        self.remarks.append(Remark(number + 1, f"{line} is run by the notebook, not by the script", todo, kept))
+        self.remarks.append(Remark(number + 1, f"{line} is run by the notebook, not by the script", todo))
 
     def show(self, pyplot: Collection[str]) -> None:
         """Prints what a notebook shows, the value of the last expression; and says where it shows figures.
@@ -203,7 +186,7 @@ class Cell:
             elif not _is_ipython(statement):
                 continue
             if re.match(r"get_ipython\(\)\.(system|getoutput)\(", code):
-                self._run_by_the_notebook(first, "a command", kept=False)
+                self._run_by_the_notebook(first, "a command")
             self.lines[first:end] = _commented(self.lines[first:end])
 
 

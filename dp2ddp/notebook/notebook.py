@@ -1,9 +1,8 @@
-"""A notebook: its code cells, one below the other, as a script; and a notebook that writes and starts its script."""
+"""A notebook: its code cells, one below the other, as a script."""
 
 from __future__ import annotations
 
 import ast
-import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,6 @@ from dp2ddp.notebook.cell import Cell, Remark
 from dp2ddp.project.text_files import TextFile, read_bytes
 
 SUFFIX = ".ipynb"
-_MARK, _SCRIPT = "dp2ddp", "script"  # in a cell's metadata: the script that a converted notebook writes
 _WIDEST = 400  # characters: what is longer is an embedded picture
 #: What IPython gives to every cell, in a script.
 _GIVEN = {"display": "from builtins import print as display", "get_ipython": "get_ipython = lambda: None"}
@@ -60,14 +58,10 @@ class Notebook(TextFile):
         text: the script.
         places: where its lines stand in the notebook.
         remarks: what a person has to know about lines of the script.
-        document: the notebook, as nbformat has it.
-        kept: of the cells whose code is in the script, by index, the lines that the notebook goes on running itself.
     """
 
     places: LineMap = field(default_factory=lambda: LineMap([]))
     remarks: Sequence[Remark] = ()
-    document: Any = None
-    kept: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
 
 def is_notebook(name: str) -> bool:
@@ -75,42 +69,35 @@ def is_notebook(name: str) -> bool:
     return name.endswith(SUFFIX)
 
 
-def read(name: str, *, as_script: bool = True) -> Notebook:
+def read(name: str) -> Notebook:
     """Reads a notebook.
 
     Args:
         name: its path, as the user gave it.
-        as_script: the script will run without the notebook; else it goes back into it.
 
     Raises:
         BadInput: no notebook that can be read, or a line that can't be put in a script.
     """
     document = _document(name)
     sources = [re.sub(r"\r\n?", "\n", cell["source"]) for cell in document["cells"]]
-    for index, cell in enumerate(document["cells"]):
-        if cell["metadata"].get(_MARK) == _SCRIPT:  # converted before: the script that it writes
-            _, _, text = sources[index].partition("\n")
-            places = [Place(index + 1, line) for line in range(2, text.count("\n") + 3)]
-            return Notebook(name, Path(name), text, places=LineMap(places), document=document)
     cells = {
-        index: Cell(sources[index], f"{name}:cell {index + 1}", as_script=as_script)
+        index: Cell(sources[index], f"{name}:cell {index + 1}")
         for index, cell in enumerate(document["cells"])
         if _is_code(cell)
     }
     pyplot = {name for cell in cells.values() for name in _pyplot(cell.tree)}
     for each in cells.values():
         each.show(pyplot)
-    kept = {index: cell.kept for index, cell in cells.items() if cell.tree.body}
-    _compare_order(document["cells"], {index: cells[index] for index in kept})
+    _compare_order(document["cells"], {index: cell for index, cell in cells.items() if cell.tree.body})
     lines = _head(Path(name), list(cells.values()))
     places = [Place(min(cells) + 1, 1)] * len(lines)
     remarks: list[Remark] = []
     for index, source in enumerate(sources):
         if index in cells:
-            title, own = f"# %% cell {index + 1}", cells[index].lines if as_script or index in kept else []
-            remarks += [each._replace(line=len(lines) + 2 + each.line) for each in sorted(cells[index].remarks) if own]
+            title, own = f"# %% cell {index + 1}", cells[index].lines
+            remarks += [each._replace(line=len(lines) + 2 + each.line) for each in sorted(cells[index].remarks)]
         else:
-            is_text = as_script and document["cells"][index]["cell_type"] == "markdown"
+            is_text = document["cells"][index]["cell_type"] == "markdown"
             shown = [line for line in source.strip().split("\n") if is_text and len(line) <= _WIDEST]
             title, own = "# %% [markdown]", [f"# {line}".rstrip() for line in shown if any(shown)]
         if own:
@@ -118,7 +105,7 @@ def read(name: str, *, as_script: bool = True) -> Notebook:
             lines += ["", title, *own]
             places += [Place(index + 1, min(max(line, 1), last)) for line in range(-1, len(own) + 1)]
     text = "\n".join(lines) + "\n"
-    return Notebook(name, Path(name), text, places=LineMap(places), remarks=remarks, document=document, kept=kept)
+    return Notebook(name, Path(name), text, places=LineMap(places), remarks=remarks)
 
 
 def _document(name: str) -> Any:
@@ -191,51 +178,3 @@ def _compare_order(document: Sequence[Any], cells: Mapping[int, Cell]) -> None:
             cell.remarks.append(Remark(0, what, "check that it still means the same"))
             return
         latest = count
-
-
-def script_name(name: str) -> str:
-    """The file to which the notebook `name` writes its script."""
-    return re.sub(r"[^\w.-]+", "_", Path(name).stem) + "_ddp.py"
-
-
-def rewritten(notebook: Notebook, text: str) -> bytes:
-    """The notebook's file with the script `text` in it.
-
-    Code that is in the script is kept, as text, where it stood; commands of the notebook (`!pip install`) go on being
-    run. Behind the last of it come cells that write the script and start it.
-    """
-    import nbformat
-
-    content = copy.deepcopy(notebook.document)
-    new: list[Any] = []
-    for index, cell in enumerate(content["cells"]):
-        if cell["metadata"].get(_MARK) == _SCRIPT:  # converted before
-            cell["source"] = f"{cell['source'].partition(chr(10))[0]}\n{text}"
-        new += _kept(cell, index, notebook.kept[index]) if index in notebook.kept else [cell]
-        new += _added(notebook, text) if index == max(notebook.kept, default=None) else []
-    if (content["nbformat"], content["nbformat_minor"]) < (4, 5):  # cells have ids since
-        for cell in new:
-            cell.pop("id", None)
-    content["cells"] = new
-    return f"{nbformat.writes(content).rstrip()}\n".encode()
-
-
-def _kept(cell: Any, index: int, commands: Sequence[str]) -> Iterator[Any]:
-    """An original cell's commands, as a cell, and its source, as text."""
-    from nbformat import v4
-
-    name = cell.get("id") or f"cell-{index + 1}"
-    if commands:
-        yield v4.new_code_cell("\n".join(commands), id=f"{name}-commands"[-64:])
-    fence = "`" * max(3, *(len(run) + 1 for run in re.findall("`+", cell["source"] + "``")))
-    metadata = {**cell["metadata"], _MARK: "original"}
-    yield v4.new_markdown_cell(f"{fence}python\n{cell['source'].rstrip()}\n{fence}", id=name, metadata=metadata)
-
-
-def _added(notebook: Notebook, text: str) -> Iterator[Any]:
-    from nbformat import v4
-
-    name = script_name(notebook.name)
-    sources = {_SCRIPT: f"%%writefile {name}\n{text}", "start": f"!python {name}"}
-    for kind, source in sources.items():
-        yield v4.new_code_cell(source, id=f"dp2ddp-{kind}", metadata={_MARK: kind})

@@ -41,7 +41,8 @@ def check_target(path: str, *, force: bool) -> None:
     if not path or target.is_dir():
         raise BadInput(path or "--html", what="a directory" if path else "an empty name", todo="name the file to write")
     text_files.check_writable(target)
-    if target.is_file() and not force and not _is_page(target):
+    head = target.read_bytes()[:_HEAD] if target.is_file() and not force else b""
+    if head and _MARK not in head:
         todo = "name another file, or use --force to overwrite it"
         raise BadInput(path, what="exists already, and is no page of dp2ddp", todo=todo)
 
@@ -53,12 +54,3 @@ def write(path: str, page: str) -> None:
         BadInput: it can't be written.
     """
     placing.write({Path(path): page.encode()})
-
-
-def _is_page(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            head = file.read(_HEAD)
-    except OSError:
-        return False
-    return not head or _MARK in head

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import NamedTuple, Optional
 
@@ -21,8 +21,6 @@ _ODD = re.compile(
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
 
-# Letters that are written from right to left: what stands behind them would change places with them.
-_FROM_RIGHT = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\U00010800-\U00010fff\U0001e800-\U0001efff]+")
 _QUOTED = re.compile("`([^`]+)`")
 Row = tuple[Optional[int], Optional[int], bool]
 _TOKEN = re.compile(r"\w+|\s+|[^\w\s]")
@@ -35,24 +33,9 @@ def visible(text: str) -> str:
 
 
 def code(text: str) -> Markup:
-    """A piece of source as markup, in its own order; what `visible` spells out is marked, so that copying gives it."""
-    return _each(_ODD, text, _marked, lambda part: _each(_FROM_RIGHT, part, _apart, escape))
-
-
-def _each(
-    pattern: re.Pattern[str], text: str, found: Callable[[str], Markup], between: Callable[[str], Markup]
-) -> Markup:
-    """`text` with `found` of what a pattern finds, and `between` of all else."""
-    parts: list[str] = []
-    end = 0
-    for match in pattern.finditer(text):
-        parts += [between(text[end : match.start()]), found(match.group())]
-        end = match.end()
-    return Markup("").join([*parts, between(text[end:])])
-
-
-def _apart(letters: str) -> Markup:
-    return Markup("<bdi>{}</bdi>").format(letters)
+    """A piece of source as markup; what `visible` spells out is marked, so that copying gives it."""
+    parts = re.split(f"({_ODD.pattern})", text)
+    return Markup("").join(_marked(part) if number % 2 else escape(part) for number, part in enumerate(parts))
 
 
 def prose(text: str) -> Markup:

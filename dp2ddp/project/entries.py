@@ -164,8 +164,7 @@ class _Guesser:
 
     def _only_guarded(self, path: str, lines: Sequence[int]) -> bool:
         """Whether all these lines are under the file's main guard, so that they don't run where it is imported."""
-        guards = self._guards(path)
-        return all(any(g.lineno <= line <= (g.end_lineno or line) for g in guards) for line in lines)
+        return all(any(g.lineno <= n <= (g.end_lineno or n) for g in self._guards(path)) for n in lines)
 
     def _is_program(self, path: str) -> bool:
         """Whether a file that others import is there to be started, too: more than a trial of what it defines."""

@@ -5,9 +5,7 @@ Encodings as PEP 263 has them.
 
 from __future__ import annotations
 
-import codecs
 import io
-import json
 import os
 import sys
 import tokenize
@@ -18,10 +16,8 @@ from dp2ddp.errors import BadInput
 
 #: No script is longer; what is (a device, a data set with a wrong name) would fill the memory.
 LONGEST = 64 << 20
-_CHUNK = 1 << 20
 #: The name that stands for standard input and standard output.
 STANDARD = "-"
-_WIDE_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
 
 
 def read_bytes(path: Path, name: str) -> bytes:
@@ -34,8 +30,8 @@ def read_bytes(path: Path, name: str) -> bytes:
         BadInput: it is missing, unreadable, a directory, or has more than `LONGEST` bytes.
     """
     try:
-        with path.open("rb", buffering=0) as file:
-            return _read_all(file.fileno(), name)
+        with path.open("rb") as file:
+            return _not_too_long(file.read(LONGEST + 1), name)
     except FileNotFoundError:
         raise BadInput(name, what="no such file") from None
     except IsADirectoryError:
@@ -44,16 +40,10 @@ def read_bytes(path: Path, name: str) -> bytes:
         raise BadInput(name, what=f"can't be read ({error.strerror})") from None
 
 
-def _read_all(descriptor: int, name: str) -> bytes:
-    """All that can be read there. Raises as `read_bytes`."""
-    data = bytearray()
-    while True:
-        chunk = os.read(descriptor, _CHUNK)
-        data += chunk
-        if not chunk or b"\0" in chunk:  # what is binary need not be read to its end, which may not come
-            return bytes(data)
-        if len(data) > LONGEST:
-            raise BadInput(name, what=f"more than {LONGEST >> 20} MiB, too much for a script")
+def _not_too_long(data: bytes, name: str) -> bytes:
+    if len(data) > LONGEST:
+        raise BadInput(name, what=f"more than {LONGEST >> 20} MiB, too much for a script")
+    return data
 
 
 @dataclass(frozen=True)
@@ -93,9 +83,7 @@ def _standard_input() -> bytes:
     if sys.stdin is None:
         raise BadInput(name, what="can't be read, as it is closed")
     try:
-        return _read_all(sys.stdin.fileno(), name)
-    except io.UnsupportedOperation:  # a stand-in, as tests have it
-        return sys.stdin.buffer.read()
+        return _not_too_long(sys.stdin.buffer.read(LONGEST + 1), name)
     except OSError as error:
         raise BadInput(name, what=f"can't be read ({error.strerror})") from None
 
@@ -106,10 +94,8 @@ def decode(data: bytes, name: str, path: Path | None) -> TextFile:
     Raises:
         BadInput: a notebook, binary, or not in the encoding it says.
     """
-    if data.startswith(_WIDE_MARKS):
-        raise BadInput(name, what="UTF-16 or UTF-32, which Python doesn't read", todo="save it as UTF-8")
     if b"\0" in data:
-        raise BadInput(name, what="a binary file, not a Python script")
+        raise BadInput(name, what="a binary file, not a Python script", todo="if it is UTF-16, save it as UTF-8")
     try:
         # (What is no UTF-8 is left to `decode`, which knows where it is.)
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data.decode("utf-8", "replace").encode()).readline)
@@ -124,22 +110,10 @@ def decode(data: bytes, name: str, path: Path | None) -> TextFile:
         ) from None
     if text.encode(encoding) != data:
         raise BadInput(name, what=f"the encoding {encoding} can't be written back unchanged", todo="save it as UTF-8")
-    if _is_notebook(text):
+    if text.lstrip().startswith("{") and '"nbformat"' in text:
         todo = "give it by a name that ends in .ipynb"
         raise BadInput(name, what="a notebook, not a script", todo=todo)
     return TextFile(name, path, text, encoding)
-
-
-def check_output(output: str, source: TextFile, *, force: bool) -> None:
-    """Checks that the conversion may be written to `output`, before any work is done.
-
-    Raises:
-        BadInput: a directory, the input itself, there already (without `force`), or not writable.
-    """
-    if output == STANDARD:
-        return
-    check_new(Path(output), source.path, force=force)
-    check_writable(Path(output))
 
 
 def check_new(path: Path, source: Path | None, *, force: bool) -> None:
@@ -173,13 +147,3 @@ def check_writable(path: Path) -> None:
 def is_special(path: Path) -> bool:
     """Whether a device, a pipe or the like is there."""
     return path.exists() and not path.is_file() and not path.is_dir()
-
-
-def _is_notebook(text: str) -> bool:
-    if not text.lstrip().startswith("{") or '"nbformat"' not in text:
-        return False
-    try:
-        content = json.loads(text)
-    except ValueError:
-        return False
-    return isinstance(content, dict) and "cells" in content

@@ -7,7 +7,7 @@ import posixpath
 import stat
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -60,9 +60,14 @@ def scan(root: Path) -> Tree:
     Raises:
         BadInput: it, or a folder in it, can't be read.
     """
+
+    def refuse(error: OSError) -> None:
+        folder, todo = os.path.relpath(error.filename, root), "make it readable, or let git ignore it"
+        raise BadInput(folder, what=f"can't be read ({error.strerror})", todo=todo)
+
     tree = Tree(root)
     ignored = _ignored(root)
-    for place, folders, files in os.walk(root, onerror=_refuse(root)):
+    for place, folders, files in os.walk(root, onerror=refuse):
         above = os.path.relpath(place, root).replace(os.sep, "/")
         entered = []
         for name in [*folders, *files]:
@@ -93,14 +98,6 @@ def _reason(path: Path, mode: int) -> str | None:
     if os.path.isfile(path / "pyvenv.cfg") or os.path.isdir(path / "conda-meta"):
         return "virtual environments"
     return None
-
-
-def _refuse(root: Path) -> Callable[[OSError], None]:
-    def refuse(error: OSError) -> None:
-        folder = os.path.relpath(error.filename, root)
-        raise BadInput(folder, what=f"can't be read ({error.strerror})", todo="make it readable, or let git ignore it")
-
-    return refuse
 
 
 def _ignored(root: Path) -> frozenset[str]:

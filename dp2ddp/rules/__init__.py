@@ -5,13 +5,12 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-import re
 from functools import lru_cache
 
-from dp2ddp.errors import BadInput, suggestion
+from dp2ddp.errors import BadInput
 from dp2ddp.rules.base import Example, Options, Rule
 
-__all__ = ["Example", "Options", "Rule", "all_rules", "check_ignored", "known_id", "rule"]
+__all__ = ["Example", "Options", "Rule", "all_rules", "known_id", "rule"]
 
 
 @lru_cache(maxsize=1)
@@ -38,33 +37,20 @@ def rule(rule_id: str) -> Rule | None:
     return next((rule for rule in all_rules() if rule.id == rule_id.upper()), None)
 
 
-def known_id(rule_id: str, place: str, line: int | None = None) -> str:
+def known_id(rule_id: str, place: str, line: int | None = None, *, ignored: bool = False) -> str:
     """The id of a rule that a user typed in any case, as the rule has it.
 
     Args:
         place, line: where, for the error.
+        ignored: the rule is to be left out.
 
     Raises:
-        BadInput: there is no such rule.
+        BadInput: there is no such rule, or it is to be left out and the others need it.
     """
     found = rule(rule_id)
     if found is None:
-        # A number that no rule has is no typing mistake.
-        near = "" if re.fullmatch(r"DDP\d{3}", rule_id.upper()) else suggestion(rule_id, [r.id for r in all_rules()])
-        todo = f"{near} `dp2ddp rules` lists them".lstrip()
-        raise BadInput(place, line=line, what=f"no rule {rule_id!r}", todo=todo)
-    return found.id
-
-
-def check_ignored(rule_id: str, place: str, line: int | None = None) -> str:
-    """The id of a rule that is to be ignored, as `known_id`.
-
-    Raises:
-        BadInput: there is no such rule, or the others need it.
-    """
-    found = rule(known_id(rule_id, place, line))
-    assert found is not None
-    if found.essential:
+        raise BadInput(place, line=line, what=f"no rule {rule_id!r}", todo="`dp2ddp rules` lists them")
+    if ignored and found.essential:
         todo = "what the other rules do is only right together with it"
         raise BadInput(place, line=line, what=f"{found.id} can't be left out ({found.title})", todo=todo)
     return found.id

@@ -21,7 +21,6 @@ class Options:
         sync_bn: convert BatchNorm to SyncBatchNorm.
         select: the ids of the only rules to run, as the rules' examples have it; empty for all.
         ignore: the ids of rules whose edits are left to a person: each becomes a note.
-        annotate: write each note into the script as a comment.
         allow_ddp: convert a script that can also set up DistributedDataParallel itself, and leave that part alone.
         functions: what functions of libraries do that the catalogue doesn't have, as `name=what it does`.
         rows: in the `collate_fn` of each loader rows stay apart.
@@ -30,14 +29,9 @@ class Options:
     sync_bn: bool = False
     select: frozenset[str] = frozenset()
     ignore: frozenset[str] = frozenset()
-    annotate: bool = False
     allow_ddp: bool = False
     functions: tuple[str, ...] = ()
     rows: bool = False
-
-    def runs(self, rule_id: str) -> bool:
-        """Whether the rule with this id is to run."""
-        return not self.select or rule_id in self.select
 
 
 @dataclass(frozen=True)

@@ -29,17 +29,6 @@ class BatchNormRule(Rule):
             sync_bn=True,
             diff="""\
  import torch.nn as nn
-+import dp2ddp_runtime as ddp
-
--net = nn.DataParallel(nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)))
-+net = ddp.wrap_model(nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)), sync_bn=True)
-""",
-        ),
-        Example(
-            also=("DDP002",),
-            sync_bn=True,
-            diff="""\
- import torch.nn as nn
  from sync_batchnorm import SynchronizedBatchNorm1d, patch_replication_callback
 +import dp2ddp_runtime as ddp
 

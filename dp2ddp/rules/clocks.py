@@ -68,8 +68,9 @@ print(time.time() - start)
         for call in facts.source.calls:
             path = facts.qualified(call.func)
             is_shared = facts.catalogue.does(path, "names") or (path in _OWN and _is_in_seed(facts, call))
+            is_used = not isinstance(facts.source.parent(call), ast.Expr)  # `cv2.waitKey(0)` alone waits
             inside = any(above in shared for above in facts.source.ancestors(call))
-            if is_shared and not inside and not _is_given_a_time(call) and not _is_timer(facts, call):
+            if is_shared and is_used and not inside and not _is_given_a_time(call) and not _is_timer(facts, call):
                 shared.append(call)
                 span = facts.span(call)
                 yield ReplaceExpr(self.id, span, _REASON, "ddp.broadcast(__h_it__)", {"it": span})

@@ -9,7 +9,7 @@ from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.loaders import collates
 from dp2ddp.rewrite.edits import Edit, Finding, InsertAfter, Note, ReplaceExpr
 from dp2ddp.rules.base import Example, Options, Rule
-from dp2ddp.source.nodes import argument, last_name
+from dp2ddp.source.nodes import last_name
 
 _REASON = "each rank loads its rows of each batch; the batches themselves don't change"
 _WHOLE = "each rank loads whole batches, as a `collate_fn` may mix rows, and computes on its own rows"
@@ -156,19 +156,13 @@ def _whole(facts: Facts, options: Options) -> Iterator[Note]:
         yield Note(LoadersRule.id, facts.span(node), what, "to share the loading, make it a data set with indices")
 
 
-def _is_single(call: ast.Call) -> bool:
-    """Whether a wrap is visibly for one device."""
-    ids = argument(call, 1, "device_ids")
-    return isinstance(ids, (ast.List, ast.Tuple)) and len(ids.elts) == 1
-
-
 def _without(facts: Facts) -> Iterator[Note]:
     """Started files in whose program no loader is found."""
     found = [*facts.loaders.calls, *facts.loaders.begun, *facts.loaders.values]
     trained = {facts.source.module(call) for call in facts.source.calls if last_name(call.func) == "backward"}
     for entry in facts.entries:
         reached = facts.names.reachable(entry)
-        wraps = [call for call in facts.wraps.models if facts.source.module(call) in reached and not _is_single(call)]
+        wraps = [call for call in facts.wraps.several if facts.source.module(call) in reached]
         if (
             wraps
             and not trained.isdisjoint(reached)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
@@ -14,6 +15,7 @@ from dp2ddp.source.spans import Span
 #: torchvision's classes that have another name, with the same arguments.
 _RENAMED = {"Scale": "Resize", "RandomSizedCrop": "RandomResizedCrop"}
 
+_LOSS = re.compile(r"torch\.nn\.(modules\.loss\.)?\w+Loss")
 _VOLATILE = ("`volatile` has no effect since PyTorch 0.4", "`with torch.no_grad():` where it isn't yet")
 _FIRST = ("`.data[0]` of a loss raises since PyTorch 0.4", "`.item()`")
 _ITERATOR = ("`_DataLoaderIter` is gone since PyTorch 1.2", "torch's own `DataLoader`, or one from today's parts of it")
@@ -28,9 +30,10 @@ class OldNamesRule(Rule):
     why = (
         "`async` is a keyword since Python 3.7, and PyTorch calls the argument `non_blocking` since 0.4. A script "
         "that says `async=True` is no Python any more, so it is renamed before anything else is read. So are "
-        "torchvision's `Scale` and `RandomSizedCrop`, which have the same arguments by new names, and `it.next()` "
-        "of what `iter` made, which is `next(it)` since Python 3. `loss.data[0]` and `_DataLoaderIter`, which today's "
-        "PyTorch can't run, and `volatile=True`, which it ignores, get a note."
+        "torchvision's `Scale` and `RandomSizedCrop`, which have the same arguments by new names, `it.next()` of what "
+        "`iter` made, which is `next(it)` since Python 3, and `loss.data[0]` of what `backward` is called on, or what "
+        "one of torch's losses gives. Any other `loss.data[0]` and `_DataLoaderIter`, which today's PyTorch can't run, "
+        "and `volatile=True`, which it ignores, get a note."
     )
     essential = True
     examples = (
@@ -101,6 +104,11 @@ print(both[1].next())
                 span = facts.source.span(node)
                 new = f"__h_value__.{_RENAMED[name]}"
                 yield ReplaceExpr(self.id, span, f"`{name}` is gone", new, {"value": facts.source.span(node.value)})
+        firsts = {node: loss for node in facts.source.nodes if (loss := _first_of(node)) is not None}
+        losses = {node: loss for node, loss in firsts.items() if _is_loss(facts, loss)}
+        for node, loss in losses.items():
+            span = facts.source.span(node)
+            yield ReplaceExpr(self.id, span, "a loss has no `[0]`", "__h_it__.item()", {"it": facts.source.span(loss)})
         for call in facts.source.calls:
             it = call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr == "next" else None
             if it is not None and not given_to(call) and _is_iterator(facts, it):
@@ -110,7 +118,7 @@ print(both[1].next())
                 yield ReplaceExpr(self.id, facts.source.span(call), "`.next()` is gone", new, parts)
         kinds = (ast.keyword, ast.Subscript, ast.ImportFrom)
         for node in in_order(n for n in facts.source.nodes if isinstance(n, kinds)):
-            found = _outdated(facts, node)
+            found = None if node in losses else _outdated(facts, node)
             if found is not None:
                 yield Note(self.id, facts.source.span(node), found[0], f"use {found[1]}, here and below")
 
@@ -120,7 +128,8 @@ def _outdated(facts: Facts, node: ast.AST) -> tuple[str, str] | None:
     if isinstance(node, ast.keyword):
         return _VOLATILE if node.arg == "volatile" else None
     if isinstance(node, ast.Subscript):
-        return _FIRST if _is_loss_s(node) else None
+        first = _first_of(node)
+        return _FIRST if first is not None and "loss" in ast.unparse(first).lower() else None
     names = [each.name for each in node.names] if isinstance(node, ast.ImportFrom) else []
     is_chosen = isinstance(facts.source.parent(node), (ast.Try, ast.If))
     return _ITERATOR if "_DataLoaderIter" in names and not is_chosen else None
@@ -138,8 +147,32 @@ def _is_iterator(facts: Facts, node: ast.expr) -> bool:
     return bool(found) and len(calls) == len(found) and set(calls) == {"builtins.iter"}
 
 
-def _is_loss_s(node: ast.Subscript) -> bool:
-    """Whether it is `loss.data[0]`, by the name."""
-    is_first = isinstance(node.slice, ast.Constant) and node.slice.value == 0
-    data = node.value
-    return is_first and isinstance(data, ast.Attribute) and data.attr == "data" and "loss" in ast.unparse(data).lower()
+def _first_of(node: ast.AST) -> ast.expr | None:
+    """The `x` of `x.data[0]`."""
+    is_first = isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and node.slice.value == 0
+    data = node.value if is_first and isinstance(node, ast.Subscript) else None
+    return data.value if isinstance(data, ast.Attribute) and data.attr == "data" else None
+
+
+def _is_loss(facts: Facts, node: ast.expr) -> bool:
+    """Whether a value is one number, for sure: in its function its `backward` is called, or torch's losses give it."""
+    name, inside = ast.unparse(node), list(ast.walk(facts.source.function(node) or facts.source.module(node)))
+    assigns = [n for n in inside if isinstance(n, ast.Assign) and any(ast.unparse(each) == name for each in n.targets)]
+    if any(ast.unparse(part) == name for each in assigns for part in ast.walk(each.value)):
+        return False  # `loss = loss.mean()`: there were several
+    calls = (n.func for n in inside if isinstance(n, ast.Call) and not n.args and isinstance(n.func, ast.Attribute))
+    is_stepped = any(each.attr == "backward" and ast.unparse(each.value) == name for each in calls)
+    return is_stepped or (bool(assigns) and all(_is_torch_s(facts, each.value) for each in assigns))
+
+
+def _is_torch_s(facts: Facts, value: ast.expr) -> bool:
+    """Whether it is a call of what has the name of one of torch's losses: `criterion = nn.MSELoss().cuda()`."""
+    stores = facts.source.stores.get(last_name(value.func), ()) if isinstance(value, ast.Call) else ()
+    made = [list(ast.walk(facts.source.statement(each))) for each in stores]
+    return bool(made) and all(any(_makes_loss(facts, node) for node in nodes) for nodes in made)
+
+
+def _makes_loss(facts: Facts, node: ast.AST) -> bool:
+    """Whether it is a call of a class of torch's whose objects give one number."""
+    is_class = isinstance(node, ast.Call) and _LOSS.fullmatch(facts.qualified(node.func) or "") is not None
+    return is_class and {each.arg for each in node.keywords}.isdisjoint({"reduce", "reduction"})  # type: ignore[attr-defined]

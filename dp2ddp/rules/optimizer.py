@@ -45,18 +45,6 @@ class OptimizerRule(Rule):
 +print(optimizer.param_groups[0]["lr"], net.module)
 """
         ),
-        Example(
-            diff="""\
- import torch.nn as nn
- import torch.optim as optim
-
- net = nn.Linear(4, 2)
--optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
--optimizer.module.step()
-+optimizer = optim.SGD(net.parameters(), lr=0.1)
-+optimizer.step()
-"""
-        ),
     )
     valid = (
         Example("""\

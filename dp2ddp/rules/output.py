@@ -85,10 +85,11 @@ with open("log.json", "w") as log:
                 yield Note(
                     self.id, facts.span(call), what, "write it by `ddp.main_only(...)`, or under `ddp.is_main()`"
                 )
-            if _may_be_method(facts, call):
+            is_method = _is_method(facts, call)
+            if is_method and _may_be_own(facts, call):
                 what = f"the program has a `{last_name(call.func)}` of its own, and a library has one that writes files"
                 yield Note(self.id, facts.span(call), what, "where this is the library's, write `ddp.main_only(...)`")
-            is_one = facts.catalogue.does(path, *MAIN_ONLY) or _is_method(facts, call)
+            is_one = facts.catalogue.does(path, *MAIN_ONLY) or (is_method and not _may_be_own(facts, call))
             if (is_one or _opens_to_write(facts, call)) and not _is_of(facts, call.func, known):
                 span = facts.span(call.func)
                 yield ReplaceExpr(self.id, span, _REASON, "ddp.main_only(__h_f__)", {"f": span})
@@ -104,23 +105,15 @@ with open("log.json", "w") as log:
 
 
 def _is_method(facts: Facts, call: ast.Call) -> bool:
-    """Whether it is a library's method, by its name alone; of the program's own by that name, what these inherit."""
-    func = call.func
-    if not isinstance(func, ast.Attribute) or func.attr not in facts.catalogue.methods:
-        return False
-    return _is_super(facts, func) or not facts.source.methods(func.attr)
+    """Whether it has the name of a library's method."""
+    return isinstance(call.func, ast.Attribute) and call.func.attr in facts.catalogue.methods
 
 
-def _may_be_method(facts: Facts, call: ast.Call) -> bool:
-    """Whether it is a library's or the program's own: that depends on the object."""
-    func = call.func
-    if not isinstance(func, ast.Attribute) or func.attr not in facts.catalogue.methods:
-        return False
-    return bool(facts.source.methods(func.attr)) and not _is_super(facts, func)
-
-
-def _is_super(facts: Facts, func: ast.Attribute) -> bool:
-    return isinstance(func.value, ast.Call) and facts.qualified(func.value.func) == "builtins.super"
+def _may_be_own(facts: Facts, call: ast.Call) -> bool:
+    """Whether the program has a method of that name: which one it is depends on the object, but for `super()`."""
+    inner = call.func.value if isinstance(call.func, ast.Attribute) else None
+    is_super = isinstance(inner, ast.Call) and facts.qualified(inner.func) == "builtins.super"
+    return bool(facts.source.methods(last_name(call.func))) and not is_super
 
 
 def _opens_to_write(facts: Facts, call: ast.Call) -> bool:

@@ -69,31 +69,6 @@ class WrapRule(Rule):
         Example(
             diff="""\
  import torch.nn as nn
- from torchvision import models
-+import dp2ddp_runtime as ddp
-
- def build(arch):
-     model = models.__dict__[arch]()
-     if arch.startswith("alexnet") or arch.startswith("vgg"):
--        model.features = nn.DataParallel(model.features)
-+        model.features = ddp.wrap_model(model.features)
-         model.cuda()
-     else:
--        model = nn.DataParallel(model).cuda()
-+        model = ddp.wrap_model(model).cuda()
-     return model
-
- class Pair(nn.Module):
-     def __init__(self):
-         super().__init__()
--        self.encoder = nn.DataParallel(nn.Linear(4, 2))
-+        self.encoder = ddp.wrap_model(nn.Linear(4, 2))
-         self.head = nn.Linear(2, 2)
-"""
-        ),
-        Example(
-            diff="""\
- import torch.nn as nn
 +import dp2ddp_runtime as ddp
 
 -class Open(nn.DataParallel):

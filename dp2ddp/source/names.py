@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from functools import cached_property
 from typing import NamedTuple, Union
 
@@ -15,10 +16,6 @@ _ALIASES = {
     "torch.nn.parallel.data_parallel.DataParallel": "torch.nn.DataParallel",
     "torch.nn.parallel.data_parallel.data_parallel": "torch.nn.parallel.data_parallel",
     "torch.utils.data.dataloader.DataLoader": "torch.utils.data.DataLoader",
-    "torch.utils.data.dataset.random_split": "torch.utils.data.random_split",
-    "tensorboardX.SummaryWriter": "torch.utils.tensorboard.SummaryWriter",
-    "torch.utils.tensorboard.writer.SummaryWriter": "torch.utils.tensorboard.SummaryWriter",
-    "torch.autograd.variable.Variable": "torch.autograd.Variable",
     "torch.random.manual_seed": "torch.manual_seed",
     "torch.cuda.random.manual_seed": "torch.cuda.manual_seed",
     "torch.cuda.random.manual_seed_all": "torch.cuda.manual_seed_all",
@@ -244,31 +241,20 @@ def _canonical(path: str) -> str:
 _BUILTINS = frozenset(__builtins__ if isinstance(__builtins__, dict) else dir(__builtins__))
 
 
-# What star imports of PyTorch's bring, as far as conversions ask for it.
-_PARALLEL = frozenset(
-    "DataParallel DistributedDataParallel data_parallel replicate scatter parallel_apply gather".split()
-)
+#: What star imports of PyTorch's bring, as far as conversions ask for it; a class is told by its capital.
 _STARRED = {
-    "torch": frozenset("device load manual_seed no_grad save set_grad_enabled Generator Tensor".split()),
-    "torch.cuda": frozenset("current_device device_count is_available manual_seed manual_seed_all set_device".split()),
-    "torch.nn": frozenset("functional init modules parallel parameter utils".split()),
-    "torch.nn.modules": frozenset(),
-    "torch.nn.parallel": _PARALLEL,
-    "torch.nn.parallel.data_parallel": frozenset({"DataParallel", "data_parallel"}),
-    "torch.optim": frozenset("lr_scheduler swa_utils ASGD Adam LBFGS NAdam Optimizer RAdam RMSprop Rprop SGD".split())
-    | frozenset("Adadelta Adafactor Adagrad AdamW Adamax SparseAdam".split()),
-    "torch.utils.data": frozenset(
-        "BatchSampler ChainDataset ConcatDataset DataLoader Dataset DistributedSampler IterableDataset RandomSampler "
-        "Sampler SequentialSampler StackDataset Subset SubsetRandomSampler TensorDataset WeightedRandomSampler "
-        "default_collate get_worker_info random_split".split()
-    ),
-    "torch.utils.data.dataloader": frozenset({"DataLoader", "default_collate"}),
+    "torch": re.compile("save|manual_seed"),
+    "torch.nn": re.compile(r"parallel|[A-Z]\w*"),
+    "torch.nn.modules": re.compile(r"[A-Z]\w*"),
+    "torch.nn.parallel": re.compile("(Distributed)?DataParallel|data_parallel|replicate|scatter|parallel_apply|gather"),
+    "torch.nn.parallel.data_parallel": re.compile("DataParallel|data_parallel"),
+    "torch.optim": re.compile(r"lr_scheduler|\w*(SGD|Adam\w*|Ada\w+|LBFGS|R?prop|RMSprop)"),
+    "torch.utils.data": re.compile("DataLoader|IterableDataset"),
+    "torch.utils.data.dataloader": re.compile("DataLoader"),
 }
-# These have too many classes for a list: there a capital tells one.
-_MANY = frozenset({"torch.nn", "torch.nn.modules"})
 
 
 def _starred(module: str, name: str) -> str | None:
     """The dotted path of `name` where ``from module import *`` brings it, None where that isn't known."""
-    known = name in _STARRED.get(module, ())
-    return f"{module}.{name}" if known or (module in _MANY and name[0].isupper()) else None
+    known = _STARRED.get(module)
+    return f"{module}.{name}" if known is not None and known.fullmatch(name) else None

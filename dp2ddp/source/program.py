@@ -255,15 +255,6 @@ class ParsedProgram:
         return text if len(text) <= _BRIEF else text[: _BRIEF - 3] + "..."
 
 
-def parse(text: str, filename: str) -> ParsedProgram:
-    """One script by itself.
-
-    Raises:
-        BadInput: it is no Python that this interpreter reads.
-    """
-    return link({filename: text}, [filename], lambda importer, module, level: None)
-
-
 def link(
     texts: Mapping[str, str],
     entries: Sequence[str],

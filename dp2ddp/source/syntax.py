@@ -114,13 +114,6 @@ def _bad_syntax(error: SyntaxError, text: str, filename: str) -> BadInput:
         for what, todo, pattern in signs if 1 <= number <= len(lines) else ():
             if pattern.search(lines[number - 1]):
                 return BadInput(filename, line=number, what=what, todo=todo)
-    if 1 <= (error.lineno or 0) <= len(lines) and _ASYNC_ARGUMENT.search(lines[error.lineno - 1]):  # type: ignore[operator]
-        return BadInput(
-            filename,
-            line=error.lineno,
-            what="`async=True`, from before `async` became a keyword of Python",
-            todo="write `non_blocking=True`, as PyTorch calls it since 0.4",
-        )
     return _syntax_error(error, filename)
 
 

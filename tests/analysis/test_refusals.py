@@ -7,7 +7,7 @@ import pytest
 from dp2ddp.analysis.own_ddp import is_converted
 from dp2ddp.convert.pipeline import convert_files, convert_source
 from dp2ddp.rules import Options
-from dp2ddp.source.program import parse
+from dp2ddp.source.program import link
 
 WRAP = "import torch.nn\nwrapped = torch.nn.DataParallel(net)\n"
 
@@ -76,7 +76,7 @@ def test_not_refused(source: str) -> None:
     ],
 )
 def test_converted_scripts_are_known_by_their_import(source: str, expected: bool) -> None:
-    assert is_converted(parse(source, "train.py").files[0]) is expected
+    assert is_converted(link({"train.py": source}, ["train.py"], lambda *asked: None).files[0]) is expected
 
 
 def test_what_another_file_sets_up_is_refused_whoever_calls_it() -> None:

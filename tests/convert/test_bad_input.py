@@ -54,7 +54,7 @@ def test_a_pipe_with_a_writer_is_a_script() -> None:
 
 
 def test_a_device_without_end() -> None:
-    refused(started("convert", "/dev/zero"), "/dev/zero: a binary file, not a Python script")
+    refused(started("convert", "/dev/zero"), "/dev/zero: more than 64 MiB, too much for a script")
 
 
 def test_more_than_a_script_can_be(monkeypatch: pytest.MonkeyPatch) -> None:

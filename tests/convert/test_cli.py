@@ -203,13 +203,6 @@ def test_strict_fails_while_notes_are_open(script: Path) -> None:
     assert Path("out.py").exists()
 
 
-def test_notes_can_be_written_into_the_script(script: Path) -> None:
-    script.write_text(f"{SCRIPT}\nif a:\n    b(\n        odd)\nelif odd:\n    c\n")
-    result = run("convert", "train.py", "--annotate", "-o", "-")
-    note = "# dp2ddp: DDP008: it is odd; look at it"
-    assert result.stdout == f"{CONVERTED}\n{note}\nif a:\n    {note}\n    b(\n        odd)\nelif odd:\n    c\n"
-
-
 def test_options_reach_the_plan(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Options] = []
     monkeypatch.setattr(pipeline, "plan", lambda source, options: seen.append(options) or Plan())
@@ -231,7 +224,7 @@ def test_options_reach_the_plan(script: Path, monkeypatch: pytest.MonkeyPatch) -
         (["train.py", "-o", "bad.py/"], "dp2ddp: bad.py: not a folder\n"),
         (["train.py", "-o", "none/out.py"], "dp2ddp: none/out.py: no such folder"),
         (["train.py", "--ignore", "x"], "dp2ddp: --ignore: no rule 'x'; `dp2ddp rules` lists them\n"),
-        (["train.py", "--ignore", "ddp0111"], "dp2ddp: --ignore: no rule 'ddp0111'; did you mean DDP011? `dp2ddp"),
+        (["train.py", "--ignore", "ddp0111"], "dp2ddp: --ignore: no rule 'ddp0111'; `dp2ddp rules` lists"),
         (["train.py", "--ignore", "ddp002"], "dp2ddp: --ignore: DDP002 can't be left out (Wrap the model"),
         (["bad.py", "-o", "out.py"], "dp2ddp: bad.py:1:5: syntax error"),
         (["old.py", "-o", "out.py"], "dp2ddp: old.py:1: Python 2 (the print statement)"),
@@ -326,13 +319,13 @@ def test_a_reader_that_leaves_is_no_failure(script: Path, command: str) -> None:
         (["chek", "train.py"], "no such command 'chek'"),
         (["check", "train.py", "--format", "jsn"], "'jsn' is not one of"),
         (["check", "train.py", "--formt", "json"], "--format"),
-        (["rules", "DDP99"], "did you mean DDP0"),
+        (["rules", "DDP99"], "`dp2ddp rules` lists them"),
     ],
 )
 def test_what_is_not_known_comes_with_a_suggestion(script: Path, command: Sequence[str], near: str) -> None:
     result = run(*command)
     assert result.exit_code == 2
-    assert near in result.stderr.lower().replace("ddp0", "DDP0")
+    assert near in result.stderr.lower()
 
 
 def test_rules_are_listed_and_shown() -> None:

@@ -130,21 +130,6 @@ def test_a_refused_script_has_a_page_that_says_why(run: Run) -> None:
     assert "How to run" not in page
 
 
-def test_what_can_t_be_read_has_one_too(run: Run) -> None:
-    text, line, why = "import torch\nnet = (\n", 2, "never closed"
-    Path("train.py").write_text(text)
-    done = run("train.py", "-o", "out.py", "--html", "report.html")
-    assert done.exit_code == 2
-    assert done.stderr.startswith(f"dp2ddp: train.py:{line}")
-    assert not Path("out.py").exists()
-    page = _page()
-    assert f"Not converted It can't be converted as it is (train.py, line {line})" in page
-    assert "Nothing was written but this page." in page
-    assert why in page
-    shown = f'<div class="l here" data-n="{line}"><code>{html.escape(text.splitlines()[line - 1])}'
-    assert shown in Path("report.html").read_text("utf-8"), "the line itself"
-
-
 @pytest.mark.parametrize(
     ("place", "why"),
     [
@@ -232,6 +217,3 @@ def test_a_notebook_is_named_by_its_cells(run: Run) -> None:
     assert "The notebook's code cells, one below the other." in page
     assert "python out.py" in page
     _check_links(Path("report.html").read_text("utf-8"))
-    assert run("train.ipynb", "-o", "out.ipynb", "--html", "report.html").exit_code == 0
-    assert "Run the notebook's cells" in _page()
-    assert "python out.ipynb" not in _page()

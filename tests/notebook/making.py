@@ -20,10 +20,3 @@ def write(path: Path, *cells: str, **metadata: object) -> Path:
     ]
     path.write_text(nbformat.writes(v4.new_notebook(cells=made, metadata=metadata)))
     return path
-
-
-def sources(path: Path) -> list[tuple[str, str]]:
-    """The kind and the source of each cell of a valid notebook."""
-    notebook = nbformat.read(path, as_version=4)
-    nbformat.validate(notebook)
-    return [(cell.cell_type, cell.source) for cell in notebook.cells]

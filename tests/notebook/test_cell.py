@@ -49,8 +49,8 @@ PYTHON = [
 ]
 
 
-def made(source: str, *, as_script: bool = True) -> Cell:
-    return Cell(source, "train.ipynb:cell 1", as_script=as_script)
+def made(source: str) -> Cell:
+    return Cell(source, "train.ipynb:cell 1")
 
 
 @pytest.mark.parametrize("line", LINES)
@@ -75,17 +75,13 @@ def test_a_body_that_is_only_a_command_stays_a_body() -> None:
     cell = made("if colab:\n    !pip install \\\n        timm\nx = 1")
     assert cell.lines == ["if colab:", "    pass  # !pip install \\", "#         timm", "x = 1"]
     ast.parse("\n".join(cell.lines))
-    assert cell.kept == []  # a notebook can't run it without the condition
-    assert not cell.remarks[0].kept
 
 
-def test_commands_are_told_and_kept_for_a_notebook_with_all_of_their_lines() -> None:
-    cell = made("!pip install \\\n  timm\nimport timm\n%cd data\n%sql select 1\n%run other.py", as_script=False)
-    assert cell.kept == ["!pip install \\", "  timm", "%cd data", "%sql select 1"]
-    assert cell.lines[:4] == ["# !pip install \\", "#   timm", "import timm", "# %cd data"]
+def test_commands_are_told_with_all_of_their_lines() -> None:
+    cell = made("!pip install \\\n  timm\nimport timm\n%sql select 1\n%run other.py")
+    assert cell.lines == ["# !pip install \\", "#   timm", "import timm", "# %sql select 1", "# %run other.py"]
     assert cell.remarks[0][:2] == (1, "`!pip install` is run by the notebook, not by the script")
-    # What `%run` defines isn't there in a script: that stays for a person.
-    assert [(remark.line, remark.kept) for remark in cell.remarks] == [(1, True), (4, True), (5, True), (6, False)]
+    assert [remark.line for remark in cell.remarks] == [1, 4, 5]
 
 
 def test_a_magic_on_top_of_a_cell_says_what_its_lines_are() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 from pathlib import Path
 
 import making
@@ -12,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dp2ddp.errors import BadInput
-from dp2ddp.notebook.notebook import Notebook, read, rewritten
+from dp2ddp.notebook.notebook import Notebook, read
 
 PLOT = "import matplotlib.pyplot as plt"
 
@@ -22,8 +23,8 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def script(*cells: str, as_script: bool = True) -> Notebook:
-    made = read(str(making.write(Path("train.ipynb"), *cells)), as_script=as_script)
+def script(*cells: str) -> Notebook:
+    made = read(str(making.write(Path("train.ipynb"), *cells)))
     ast.parse(made.text)
     return made
 
@@ -38,7 +39,6 @@ def test_cells_stand_one_below_the_other_and_text_is_comments() -> None:
     assert code(f"#md # Title\n\nSome *text*.\n{picture}", "x = 1\n\n", "", "#md  ", "y = 2\r\nz = 3") == (
         "# %% [markdown]\n# # Title\n#\n# Some *text*.\n\n# %% cell 2\nx = 1\n\n# %% cell 5\ny = 2\nz = 3\n"
     )
-    assert "Title" not in script("#md # Title", "x = 1", as_script=False).text
 
 
 def test_each_line_knows_its_place() -> None:
@@ -149,10 +149,6 @@ FRAGMENTS = [
 @given(st.lists(st.lists(st.sampled_from(FRAGMENTS), min_size=1, max_size=4), min_size=1, max_size=3))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_cells_are_a_script_with_places_or_bad_input(cells: list[list[str]]) -> None:
-    for as_script in (True, False):
-        try:
-            made = script(*("\n".join(lines) for lines in cells), as_script=as_script)
-        except BadInput:
-            continue
+    with contextlib.suppress(BadInput):
+        made = script(*("\n".join(lines) for lines in cells))
         assert len(made.places.lines) == made.text.count("\n")
-        nbformat.validate(nbformat.reads(rewritten(made, made.text).decode(), as_version=4))

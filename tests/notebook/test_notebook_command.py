@@ -32,12 +32,11 @@ def notebook() -> Path:
 
 
 def test_the_fixture_s_conversions_are_as_committed(tmp_path: Path) -> None:
-    """After a change that is meant: `dp2ddp convert digits.ipynb -o ... --force` for both, and read the diff."""
+    """After a change that is meant: `dp2ddp convert digits.ipynb -o digits_ddp.py --force`, and read the diff."""
     source = tmp_path / "digits.ipynb"
     source.write_bytes((FIXTURE / "digits.ipynb").read_bytes())
-    for name in ("digits_ddp.py", "digits_ddp.ipynb"):
-        assert run("convert", "digits.ipynb", "-o", name).exit_code == 0
-        assert Path(name).read_text() == (FIXTURE / name).read_text()
+    assert run("convert", "digits.ipynb", "-o", "digits_ddp.py").exit_code == 0
+    assert Path("digits_ddp.py").read_text() == (FIXTURE / "digits_ddp.py").read_text()
 
 
 def test_a_notebook_becomes_a_script(notebook: Path) -> None:
@@ -64,28 +63,6 @@ def test_the_summary_as_json_has_cells(notebook: Path) -> None:
     ]
 
 
-def test_in_place_it_writes_and_starts_its_script(notebook: Path) -> None:
-    making.write(notebook, "#md # Title", f"!pip install timm\n{LOADED}")
-    done = run("convert", "train.ipynb", "--in-place", "--vendor", "--strict")
-    assert done.exit_code == 0, done.output  # the command stays in the notebook, so nobody has to look
-    assert "Run the notebook's cells: the last ones write the script" in done.stderr
-    cells = making.sources(notebook)
-    assert [cell for cell, _ in cells] == ["markdown", "code", "markdown", "code", "code"]
-    assert [source for _, source in cells[:3]] == [
-        "# Title",
-        "!pip install timm",
-        f"```python\n!pip install timm\n{LOADED}\n```",
-    ]
-    assert cells[3][1].startswith("%%writefile train_ddp.py\n# The code of train.ipynb")
-    assert cells[3][1].endswith("net = ddp.wrap_model(nn.Linear(4, 2))\n")
-    assert cells[4][1] == "!python train_ddp.py"
-    assert sorted(os.listdir()) == ["dp2ddp_runtime", "train.ipynb"]
-    before = notebook.read_bytes()
-    assert run("convert", "train.ipynb", "--in-place").stderr == "train.ipynb: converted already, nothing to do\n"
-    assert notebook.read_bytes() == before
-    assert run("check", "train.ipynb").exit_code == 0
-
-
 def test_a_folder_gets_scripts(notebook: Path) -> None:
     assert run("convert", "train.ipynb", "-o", "out/").exit_code == 0
     assert os.listdir("out") == ["train.py"]
@@ -95,12 +72,24 @@ def test_a_folder_gets_scripts(notebook: Path) -> None:
         2,
         "dp2ddp: both/train.py: a notebook and a script would both go there; convert them one by one\n",
     )
-    script = run("convert", "train.py", "-o", "new.ipynb")
-    assert (script.exit_code, script.stderr) == (
-        2,
-        "dp2ddp: new.ipynb: a notebook, and train.py is a script; name a .py file\n",
-    )
     assert not Path("both").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["train.ipynb", "--in-place"], "train.ipynb"),
+        (["train.ipynb", "-o", "new.ipynb"], "new.ipynb"),
+        (["train.py", "-o", "new.ipynb"], "new.ipynb"),
+    ],
+)
+def test_no_notebook_is_written(notebook: Path, arguments: list[str], name: str) -> None:
+    Path("train.py").write_text(f"{WRAP}\n")
+    before = notebook.read_bytes()
+    done = run("convert", *arguments)
+    said = f"dp2ddp: {name}: a notebook becomes a script; name that: -o train_ddp.py; a cell can start it\n"
+    assert (done.exit_code, done.stderr) == (2, said)
+    assert notebook.read_bytes() == before
     assert not Path("new.ipynb").exists()
 
 
@@ -116,7 +105,6 @@ def test_what_a_notebook_imports_is_followed(notebook: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("net = nn.parallel.DistributedDataParallel(net)", "cell 2:1: sets up distributed training already"),
         ("await f()", "cell 2:1:1: syntax error: 'await' outside function"),
         ("async for x in y: pass", "cell 2:1:1: syntax error: 'async for' outside async function"),
     ],
@@ -148,7 +136,6 @@ def test_bad_notebooks_are_one_line(data: bytes, message: str) -> None:
     Path("train.ipynb").write_bytes(data)
     for args in (
         ["convert", "train.ipynb", "-o", "out.py"],
-        ["convert", "train.ipynb", "--in-place"],
         ["check", "train.ipynb"],
     ):
         done = run(*args)
@@ -179,31 +166,7 @@ def test_large_outputs_do_not_matter(notebook: Path) -> None:
     content.cells[1].outputs = [nbformat.v4.new_output("stream", text="x" * 20_000_000)]
     nbformat.write(content, notebook)
     assert run("convert", "train.ipynb", "-o", "out.py").exit_code == 0
-    assert run("convert", "train.ipynb", "--in-place").exit_code == 0
-    assert notebook.stat().st_size < 10_000
-
-
-def test_cells_of_older_notebooks_have_no_ids(notebook: Path) -> None:
-    content = json.loads(notebook.read_text())
-    for cell in content["cells"]:
-        del cell["id"]
-    notebook.write_text(json.dumps({**content, "nbformat_minor": 4}))
-    assert run("convert", "train.ipynb", "--in-place").exit_code == 0
-    making.sources(notebook)
-    assert not [cell for cell in json.loads(notebook.read_text())["cells"] if "id" in cell]
-
-
-def test_code_with_fences_in_it_is_kept_whole(notebook: Path) -> None:
-    source = f'text = """\n````\n"""\n{WRAP}'
-    making.write(notebook, source)
-    assert run("convert", "train.ipynb", "--in-place").exit_code == 0
-    assert making.sources(notebook)[0] == ("markdown", f"`````python\n{source}\n`````")
-
-
-def test_names_that_a_shell_would_split_are_not_given_to_one() -> None:
-    path = making.write(Path("my net (1).ipynb"), WRAP)
-    assert run("convert", str(path), "--in-place").exit_code == 0
-    assert making.sources(path)[-1] == ("code", "!python my_net_1__ddp.py")
+    assert Path("out.py").stat().st_size < 10_000
 
 
 def test_without_nbformat_it_says_what_to_install(notebook: Path, monkeypatch: pytest.MonkeyPatch) -> None:

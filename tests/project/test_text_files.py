@@ -10,7 +10,6 @@ import pytest
 
 from dp2ddp.errors import BadInput
 from dp2ddp.project import placing, text_files
-from dp2ddp.project.text_files import TextFile
 from dp2ddp.source import syntax
 
 
@@ -47,7 +46,7 @@ def test_bytes_are_read_and_written_back(data: bytes, encoding: str, text: str |
         (b"\xef\xbb\xbf# coding: latin-1\n", "train.py: encoding problem: utf-8"),
         (b"# coding: utf-7\nx = '+AGE-'\n", "train.py: the encoding utf-7 can't be written back unchanged"),
         (b"\x7fELF\x02\x00\x00", "train.py: a binary file, not a Python script"),
-        ("x = 1\n".encode("utf-16"), "train.py: UTF-16 or UTF-32"),
+        ("x = 1\n".encode("utf-16"), "train.py: a binary file, not a Python script; if it is UTF-16, save it as UTF-8"),
         (
             b'{"cells": [], "metadata": {}, "nbformat": 4}',
             "train.py: a notebook, not a script; give it by a name that ends in .ipynb",
@@ -59,11 +58,6 @@ def test_bytes_that_are_no_script_are_refused(data: bytes, message: str) -> None
         text_files.decode(data, "train.py", None)
     assert str(raised.value).startswith(message)
     assert "\n" not in str(raised.value)
-
-
-def test_a_dictionary_is_no_notebook() -> None:
-    text = '{"cells": [], "nbformat": value}'
-    assert text_files.decode(text.encode(), "train.py", None).text == text
 
 
 def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
@@ -119,10 +113,15 @@ def test_without_an_input_file_the_umask_decides(tmp_path: Path) -> None:
 
 
 def test_devices_are_written_to_and_not_replaced() -> None:
-    source = TextFile("a.py", None, "")
-    text_files.check_output(os.devnull, source, force=False)
+    text_files.check_new(Path(os.devnull), None, force=False)
+    text_files.check_writable(Path(os.devnull))
     placing.write({Path(os.devnull): b"x\n"})
     assert not Path(os.devnull).is_file()
+
+
+def _check(path: Path, source: text_files.TextFile) -> None:
+    text_files.check_new(path, source.path, force=False)
+    text_files.check_writable(path)
 
 
 def test_outputs_that_must_not_be_written_are_refused(tmp_path: Path) -> None:
@@ -143,10 +142,10 @@ def test_outputs_that_must_not_be_written_are_refused(tmp_path: Path) -> None:
     }
     for name, message in cases.items():
         with pytest.raises(BadInput, match=message):
-            text_files.check_output(str(tmp_path / name), source, force=False)
-    text_files.check_output(str(tmp_path / "other.py"), source, force=True)
+            _check(tmp_path / name, source)
+    text_files.check_new(tmp_path / "other.py", source.path, force=True)
     with pytest.raises(BadInput, match="the output is the input"):
-        text_files.check_output(str(script), source, force=True)
+        text_files.check_new(script, source.path, force=True)
 
 
 @pytest.mark.parametrize("what", ["file", "folder"])

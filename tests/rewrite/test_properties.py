@@ -18,7 +18,7 @@ from dp2ddp.project import text_files
 from dp2ddp.rewrite.apply import apply
 from dp2ddp.rewrite.edits import Edit, InsertAfter, InsertBefore, RemoveStatement, ReplaceExpr
 from dp2ddp.rules import Options
-from dp2ddp.source.program import ParsedProgram, parse
+from dp2ddp.source.program import ParsedProgram, link
 
 SETTINGS = settings(max_examples=150, deadline=None)
 
@@ -203,7 +203,7 @@ def _untouched(source: ParsedProgram, edits: Sequence[Edit]) -> list[str]:
 @SETTINGS
 @given(scripts(), st.data())
 def test_edits_do_what_they_say_and_nothing_else(script: str, data: st.DataObject) -> None:
-    source = parse(script, "script.py")
+    source = link({"script.py": script}, ["script.py"], lambda *asked: None)
     edits, templates, statements = _draw_edits(data, source)
     untouched = _untouched(source, edits)
     new = apply(script, edits)
@@ -219,7 +219,7 @@ def test_edits_do_what_they_say_and_nothing_else(script: str, data: st.DataObjec
 @SETTINGS
 @given(scripts())
 def test_edits_that_change_nothing_give_every_byte_back(script: str) -> None:
-    source = parse(script, "script.py")
+    source = link({"script.py": script}, ["script.py"], lambda *asked: None)
     calls = [node for node in source.calls if isinstance(node.func, ast.Name)]
     wrap = [ReplaceExpr("DDP000", source.span(c), "test", "__h_it__", {"it": source.span(c)}) for c in calls]
     assert apply(script, wrap) == script
@@ -234,7 +234,7 @@ def test_pythons_own_library_comes_back_unchanged(path: Path) -> None:
     conversion = convert_source(source.text, path.name, Options())
     assert source.encode(conversion.new_text) == path.read_bytes()
     # Nothing to convert means nothing rewritten, so rewrite the last line by force.
-    script = parse(source.text, path.name)
+    script = link({path.name: source.text}, [path.name], lambda *asked: None)
     edits = [InsertBefore("DDP000", script.span(script.files[0].tree.body[-1]), "test", ["new()"])]
     changed = apply(source.text, edits)
     assert source.text in [changed.replace(line, "", 1) for line in ("new()\n", "new()\n\n")]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dp2ddp.convert.pipeline import convert_source
 from dp2ddp.rules import Options
 
@@ -10,25 +12,37 @@ def test_a_place_behind_an_old_name_is_the_one_that_the_script_has() -> None:
     line = "x, y = a.cuda(async=True), b.cuda(async=True); net = nn.DataParallel(net)"
     conversion = convert_source(f"import torch.nn as nn\n{line}\n", "train.py", Options())
     places = [edit.span for edit in conversion.edits if edit.rule in ("DDP002", "DDP021") and edit.span.start[0] == 2]
-    found = {line[span.start.column : span.end.column] for span in places}
-    assert found == {"async", "nn.DataParallel"}
+    assert {line[span.start.column : span.end.column] for span in places} == {"async", "nn.DataParallel"}
 
 
 def _notes_of(body: str) -> list[str]:
-    script = (
-        f"import torch\nimport torch.nn as nn\nnet = nn.DataParallel(nn.Linear(4, 2))\nx = torch.ones(4, 4)\n{body}\n"
-    )
+    script = f"import torch.nn as nn\nnet = nn.DataParallel(nn.Linear(4, 2))\n{body}\n"
     return [note.what for note in convert_source(script, "train.py", Options()).notes if note.rule == "DDP021"]
 
 
 def test_what_has_no_other_name_is_told_once_in_a_file() -> None:
     loss = "loss = net(x).mean()\nprint(loss.data[0])\ntotal = 0\ntotal += loss.data[0]"
     assert _notes_of(loss) == ["`.data[0]` of a loss raises since PyTorch 0.4"]
-    volatile = "from torch.autograd import Variable\na = Variable(x, volatile=True)\nb = Variable(x, volatile=True)"
+    volatile = "a = Variable(x, volatile=True)\nb = Variable(x, volatile=True)"
     assert _notes_of(volatile) == ["`volatile` has no effect since PyTorch 0.4"]
     iterator = "from torch.utils.data.dataloader import _DataLoaderIter"
+    assert _notes_of(f"try: {iterator}\nexcept ImportError: pass") == []
     assert _notes_of(iterator) == ["`_DataLoaderIter` is gone since PyTorch 1.2"]
-    assert _notes_of(f"try:\n    {iterator}\nexcept ImportError: pass") == []
+
+
+LOSSES = {
+    "loss = f(x)\nloss.backward()\nprint(loss.data[0])": True,
+    "def f(x, criterion):\n    loss = criterion(net(x), x)\n    return loss.data[0]": True,
+    "loss = net(x)\nprint(loss.data[0])\nloss = loss.mean()\nloss.backward()": False,  # a number for each replica
+}
+
+
+@pytest.mark.parametrize("body", LOSSES)
+def test_the_number_of_what_plainly_is_a_loss_is_its_item(body: str) -> None:
+    script = f"import torch.nn as nn\nnet = nn.DataParallel(net)\ncriterion = nn.CrossEntropyLoss().cuda()\n{body}\n"
+    done = convert_source(script, "train.py", Options())
+    assert done.new_text.endswith(f"{body.replace('loss.data[0]', 'loss.item()') if LOSSES[body] else body}\n")
+    assert [note.rule for note in done.notes if note.rule == "DDP021"] == ["DDP021"] * (not LOSSES[body])
 
 
 def test_the_first_line_is_named() -> None:
@@ -40,5 +54,4 @@ def test_the_first_line_is_named() -> None:
 def test_a_next_of_the_script_s_own_does_not_call_itself() -> None:
     own = "def next(batches):\n    it = iter(batches)\n    return it.next()[0]\n"
     script = f"import torch.nn as nn\nnet = nn.DataParallel(nn.Linear(4, 2))\n{own}net(next([[x]]))\n"
-    new = convert_source(script, "train.py", Options()).new_text
-    assert own.replace(".next()", ".__next__()") in new
+    assert own.replace(".next()", ".__next__()") in convert_source(script, "train.py", Options()).new_text

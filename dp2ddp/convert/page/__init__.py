@@ -1,14 +1,12 @@
 """The page of a conversion, `--html`: what changed and why, what needs a person, and what each process does.
 
-`check` comes before any work; `write` when everything else is done; `on_refusal` around what finds out that an input
-can't be converted at all. `content` makes of a report what the template shows.
+`check` comes before any work; `write` when everything else is done. `diff_content` makes of a report what the template
+shows.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 
 from dp2ddp import page
 from dp2ddp.convert.job import Request
@@ -39,28 +37,8 @@ def write(report: Report) -> None:
     """
     if report.job.request.html is not None:
         from dp2ddp.convert.page import diff_content
+        from dp2ddp.page.rendering import render
 
-        _write(report.job.request.html, diff_content.of_report(report))
-
-
-@contextmanager
-def on_refusal(request: Request) -> Iterator[None]:
-    """Where the block finds that the input can't be converted, writes a page that says why, if one is asked for.
-
-    Raises:
-        BadInput: the block's, or the page can't be written.
-    """
-    try:
-        yield
-    except BadInput as error:
-        if request.html is not None:
-            from dp2ddp.convert.page import diff_content
-
-            _write(request.html, diff_content.of_error(error, request))
-        raise
-
-
-def _write(path: str, content: Mapping[str, object]) -> None:
-    from dp2ddp.page.rendering import render
-
-    page.write(path, render(__name__, "convert.html.j2", content, styles=["convert.css"], scripts=["convert.js"]))
+        content = diff_content.of_report(report)
+        made = render(__name__, "convert.html.j2", content, styles=["convert.css"], scripts=["convert.js"])
+        page.write(report.job.request.html, made)

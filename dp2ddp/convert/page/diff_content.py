@@ -11,11 +11,10 @@ from itertools import groupby
 from typing import NamedTuple
 
 from dp2ddp.command.terminal import counted
-from dp2ddp.convert import diffs, findings
+from dp2ddp.convert import diffs
 from dp2ddp.convert.job import Request
 from dp2ddp.convert.reporting import File, Report, reasons
 from dp2ddp.convert.running import how_to_run
-from dp2ddp.errors import BadInput
 from dp2ddp.page.rendering import Line, lines_of_rows
 from dp2ddp.project.text_files import STANDARD
 from dp2ddp.rewrite.edits import Finding, Note
@@ -139,24 +138,10 @@ def of_report(report: Report) -> dict[str, object]:
         "files": shown,
         "todos": [todo for each in shown for todo in each.todos()],
         "refused": refused,
-        "error": None,
-        "excerpt": (),
         "steps": list(how_to_run(report)) if report.changed and not refused else (),
         "warnings": [str(each) for each in report.warnings],
         "left_alone": reasons(report),
     }
-
-
-def of_error(error: BadInput, request: Request) -> dict[str, object]:
-    """What the template shows where an input can't be converted at all."""
-    line = "" if error.line is None else f", line {error.line}"
-    sentence = f"It can't be converted as it is ({error.file}{line}), so with N GPUs it runs as before."
-    verdict = Verdict("Not converted", "bad", sentence, ["Nothing was written but this page."])
-    around = findings.excerpt(error.file, error.line, _AROUND) if error.line is not None else ()
-    excerpt = [(number, text, number == error.line) for number, text in around]
-    nothing = ("files", "todos", "steps", "warnings", "left_alone")
-    found = {"name": _name(request), "verdict": verdict, "refused": True, "error": error, "excerpt": excerpt}
-    return {**found, **dict.fromkeys(nothing, ())}
 
 
 def _name(request: Request) -> str:
