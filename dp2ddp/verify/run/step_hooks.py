@@ -22,7 +22,6 @@ import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 
-from dp2ddp.verify.emulate.draws import LoadOrder
 from dp2ddp.verify.run import scratch, state
 from dp2ddp.verify.run.run_options import Options
 
@@ -236,7 +235,7 @@ class Recorder:
         """Workers fetch ahead, by their number: what nobody takes doesn't count."""
         if not hasattr(iterator, "_dp2ddp_fetched"):
             self._number(iterator)
-        iterator._dp2ddp_fetched.append(index.index if isinstance(index, LoadOrder) else index)
+        iterator._dp2ddp_fetched.append(index)
 
     def _on_batch(self, data: Any, iterator: Any) -> None:
         indices = state.plain(iterator._dp2ddp_fetched.popleft())
