@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 from click import style
@@ -55,7 +54,7 @@ def as_data(verdict: Verdict, name: str) -> dict[str, Any]:
         "precision": "float64" if verdict.options.float64 else "the script's",
         "reference": "one GPU" if verdict.options.one_gpu else "nn.DataParallel",
         "device": "cuda" if verdict.options.cuda else "cpu",
-        "synthetic_data": _synthetic(verdict),
+        "synthetic_data": verdict.options.synthetic,
         "tolerance": TOLERANCE if comparison else None,
         "findings": [
             {**{name: getattr(each, name) for name in _OF_FINDING}, "relative_difference": _finite(each.size)}
@@ -108,12 +107,6 @@ def agreement(comparison: Comparison) -> str:
 def _losses(comparison: Comparison) -> dict[str, list[float | None]]:
     sides = {"original": comparison.original, "converted": comparison.converted}
     return {side: [_finite(value) for value in run.losses()] for side, run in sides.items()}
-
-
-def _synthetic(verdict: Verdict) -> dict[str, Any] | None:
-    if verdict.options.synthetic is None:
-        return None
-    return {"samples": verdict.options.synthetic, "datasets": [asdict(each) for each in verdict.synthetic]}
 
 
 def _finite(value: float) -> float | None:

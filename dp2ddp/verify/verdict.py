@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from dp2ddp.verify.compare.comparison import Comparison
 from dp2ddp.verify.compare.finding import Finding
-from dp2ddp.verify.emulate.synthetic import MadeUp
 from dp2ddp.verify.run.run_options import Options
 
 AGREE, DIFFER, FAILED, NOT_SHOWN = 0, 1, 2, 4  # 3 is a mistake in dp2ddp
@@ -65,11 +64,6 @@ class Verdict:
         if self.findings:
             return DIFFER
         return NOT_SHOWN if self.unshown else AGREE
-
-    @property
-    def synthetic(self) -> Sequence[MadeUp]:
-        """The data sets whose samples were made up."""
-        return self.comparison.recordings[0].synthetic if self.comparison else ()
 
 
 class CouldNotRun(Exception):  # noqa: N818 - the user's script failed, not this program

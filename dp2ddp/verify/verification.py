@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -10,7 +10,6 @@ import torch
 from dp2ddp.errors import BadInput
 from dp2ddp.verify.compare.comparison import Comparison
 from dp2ddp.verify.compare.finding import NUMBERS, STRUCTURE, Finding
-from dp2ddp.verify.emulate.synthetic import MadeUp
 from dp2ddp.verify.failures import warnings
 from dp2ddp.verify.paired_runs import PairedRuns
 from dp2ddp.verify.run.run_options import Options
@@ -80,9 +79,7 @@ class Verification:
         options, comparison, findings = verdict.options, verdict.comparison, verdict.findings
         assert comparison is not None
         if options.synthetic is not None:
-            self._notes.append(_synthetic(verdict.synthetic))
-        if comparison.names:
-            self._notes.append(_renamed(comparison.names))
+            self._notes.append(_synthetic(comparison.recordings[0].synthetic))
         if not comparison.recordings[0].steps and not comparison.recordings[1].steps:
             self._notes.append("no optimizer step was taken: only output, files and exit codes were compared")
         drew = comparison.any_rows and any(run.drew for run in comparison.recordings)
@@ -194,14 +191,8 @@ def _came_at_once(comparison: Comparison) -> bool:
     return first.step is not None and not any(before) and first.size > _MORE_THAN_A_STEP_S
 
 
-def _synthetic(datasets: Sequence[MadeUp]) -> str:
+def _synthetic(datasets: Sequence[str]) -> str:
     """What to say about data that was made up."""
     if not datasets:
         return "--synthetic-data made nothing up: the scripts use none of torchvision's data sets that it knows"
-    return f"synthetic data: {', '.join(map(str, datasets))}; made-up samples, not the real ones"
-
-
-def _renamed(names: Mapping[str, str]) -> str:
-    """What to say about names that a clock gave."""
-    pairs = ", ".join(f"{new} for {old}" for new, old in names.items())
-    return f"files are named after the clock; taken as one: {pairs}"
+    return f"synthetic data: {', '.join(datasets)}; made-up samples, not the real ones"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 
-from dp2ddp.verify.compare import clock_names, outcomes, printed, saved, steps, training
+from dp2ddp.verify.compare import outcomes, printed, saved, steps, training
 from dp2ddp.verify.compare.finding import TOLERANCE, Finding, relative
 from dp2ddp.verify.compare.printed import LineDifference
 from dp2ddp.verify.compare.saved import FileDifference, Hiding
@@ -33,7 +32,6 @@ class Comparison:
         lines: printed lines that differ by more than rounding.
         logged: records of `logging` that do.
         files: files that do, and where.
-        names: what of the converted run's paths has another name in the original's, for a clock gave it.
         any_rows: ranks have other rows of a batch than `nn.DataParallel`'s replicas.
     """
 
@@ -47,7 +45,6 @@ class Comparison:
     lines: tuple[LineDifference, ...]
     logged: tuple[LineDifference, ...]
     files: tuple[FileDifference, ...]
-    names: Mapping[str, str]
     any_rows: bool
 
     @property
@@ -76,8 +73,7 @@ def compare(original: Run, converted: Run, *, foreign: bool = False, one_gpu: bo
     """
     (ours,), theirs = original.recordings()[:1], converted.recordings()
     files = _outputs(original), _outputs(converted)
-    names = clock_names.renamed(*files, timedelta(seconds=max(original.seconds, converted.seconds)))
-    hide = original.hide, clock_names.restoring(names, converted.hide)
+    hide = original.hide, converted.hide
     updates = steps.differences(ours, theirs[0])
     logs = [_logged(run) for run in (ours, theirs[0])]
     silent = 1 if foreign else len(converted.exit_codes)  # that others print is told by itself
@@ -96,7 +92,6 @@ def compare(original: Run, converted: Run, *, foreign: bool = False, one_gpu: bo
         tuple(line for a, b in texts for line in _differing(hide[0](a), hide[1](b))),
         tuple(_differing(hide[0](logs[0]), hide[1](logs[1]))),
         tuple(each for each in _files(*files, hide) if each.relative > TOLERANCE),
-        names,
         any_rows=one_gpu or (foreign and not _same_rows(ours, theirs)),
     )
 
@@ -141,9 +136,8 @@ def _outputs(run: Run) -> dict[str, Path]:
 
 
 def _files(one: Mapping[str, Path], other: Mapping[str, Path], hide: Hiding) -> Iterator[FileDifference]:
-    theirs = {hide[1](name): path for name, path in other.items()}
-    for name in sorted(one.keys() | theirs.keys()):
-        if name in one and name in theirs:
-            yield from saved.differences(name, one[name], theirs[name], hide)
+    for name in sorted(one.keys() | other.keys()):
+        if name in one and name in other:
+            yield from saved.differences(name, one[name], other[name], hide)
         else:
             yield FileDifference(name, f"only the {'original' if name in one else 'converted script'} writes it")

@@ -22,6 +22,7 @@ Hiding = tuple[Callable[[str], str], Callable[[str], str]]
 ONLY_IN = " (only in the "
 _OF_CONTENT = ".data/serialization_id"  # a checksum of the other files
 _NUMPY = b"\x93NUMPY"
+_HELD = ("_parameters", "_buffers", "_modules")  # by a module
 
 
 @dataclass(frozen=True)
@@ -156,8 +157,8 @@ def _factor(ours: torch.Tensor, theirs: torch.Tensor) -> float | None:
 def _leaves(value: Any) -> dict[str, Any]:
     """What a checkpoint holds, flat: path of keys and indices to tensor, number, string or other object.
 
-    Of torch's modules: their parameters and persistent buffers, as a state dict names them. Of other objects,
-    and of modules whose class the script or a library defines: their attributes, too, and the class.
+    Of torch's modules: their parameters and buffers. Of other objects, and of modules whose class the script or a
+    library defines: their attributes, too, and the class.
     """
     found: dict[str, Any] = {}
     _collect(value, "", found, ())
@@ -174,61 +175,30 @@ def _collect(value: Any, path: str, found: dict[str, Any], above: tuple[Any, ...
     elif any(value is one for one in above):
         found[path] = "(itself)"
     else:
-        dotted = bool(above) and _is_module(value) and _is_module(above[-1])
         for step, item in items:
-            between = "" if not path or step.startswith(("[", "(")) else "." if dotted else "/"
+            between = "" if not path or step.startswith(("[", "(")) else "/"
             _collect(item, f"{path}{between}{step}", found, (*above, value))
-
-
-def _is_module(value: Any) -> bool:
-    return _has(value, {"_parameters", "_buffers", "_modules"})
-
-
-def _has(value: Any, keys: set[str]) -> bool:
-    return isinstance(value, Placeholder) and isinstance(value.state, Mapping) and keys <= value.state.keys()
 
 
 def _items(value: Any) -> list[tuple[str, Any]] | None:
     """The parts of `value` and the steps that lead to them; None: it has none."""
-    if isinstance(value, Placeholder):
-        return _placeholder_items(value)
-    if isinstance(value, Mapping):
-        return [(str(key), item) for key, item in value.items()]
+    if isinstance(value, Mapping):  # of parameters by their number, as in a state dict
+        names = (str(at if isinstance(key, torch.Tensor) else key) for at, key in enumerate(value))
+        return [*zip(names, value.values())]
     if isinstance(value, (list, tuple)):
         return _indexed("", value)
-    return None
-
-
-def _module_items(state: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    transient = state.get("_non_persistent_buffers_set", ())
-    buffers = {name: buffer for name, buffer in state["_buffers"].items() if name not in transient}
-    held = {**state["_parameters"], **buffers, **state["_modules"]}
-    return [(name, item) for name, item in held.items() if item is not None]
-
-
-def _placeholder_items(value: Placeholder) -> list[tuple[str, Any]]:
-    if _has(value, {"state", "param_groups"}):
-        return list(_optimizer_state(value.state).items())
+    if not isinstance(value, Placeholder):
+        return None
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    if _is_module(value) and kind.startswith("torch."):
-        return _module_items(value.state)
-    found: list[tuple[str, Any]] = [("(class)", kind), *_indexed("(made from)", value.arguments)]
-    found += _indexed("(items)", value.items)
-    if not isinstance(value.state, Mapping):
-        return [*found, *([("(state)", value.state)] if value.state is not None else [])]
-    own = value.state
-    if _is_module(value):
-        found += _module_items(own)
-        own = {name: item for name, item in own.items() if not name.startswith("_")}
-    return [*found, *((str(name), item) for name, item in own.items())]
-
-
-def _optimizer_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """An optimizer that was saved whole, as its `state_dict` would have it: parameters by their number."""
-    params = [param for group in state["param_groups"] for param in group["params"]]
-    number = {id(param): index for index, param in enumerate(params)}
-    groups = [{**group, "params": [number[id(param)] for param in group["params"]]} for group in state["param_groups"]]
-    return {"state": {number.get(id(key), key): value for key, value in state["state"].items()}, "param_groups": groups}
+    state = value.state if isinstance(value.state, Mapping) else {} if value.state is None else {"(state)": value.state}
+    if not state.keys() >= {*_HELD}:
+        made = [*_indexed("(made from)", value.arguments), *_indexed("(items)", value.items)]
+        return [("(class)", kind), *made, *((str(name), item) for name, item in state.items())]
+    held = [(name, item) for part in _HELD for name, item in state[part].items() if item is not None]
+    if kind.startswith("torch."):
+        return held
+    own = [(name, item) for name, item in state.items() if not name.startswith("_")]
+    return [("(class)", kind), *_indexed("(items)", value.items), *held, *own]
 
 
 def _indexed(name: str, values: Sequence[Any]) -> list[tuple[str, Any]]:

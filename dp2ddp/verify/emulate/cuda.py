@@ -180,8 +180,6 @@ def without_cuda(devices: int) -> None:
         setattr(torch.cuda, name, value)
     for name in _TYPED:
         setattr(torch.cuda, name, getattr(torch, name))
-    if hasattr(torch, "accelerator"):
-        _stand_in_for_accelerator(devices)
     _replace_functions()
     _mix_on_cpu()
     for message in (".*pin_memory.*no accelerator", ".*CUDA is not available"):
@@ -207,12 +205,10 @@ def _answers(devices: int) -> dict[str, Any]:
         "is_bf16_supported": lambda including_emulation=True: True,
         "get_rng_state": lambda device="cuda": torch.get_rng_state(),
         "get_rng_state_all": lambda: [torch.get_rng_state() for _ in range(devices)],
-        "memory_summary": lambda device=None, abbreviated=False: "",
-        "memory_stats": lambda device=None: {},
         **{
             name: lambda device=None: 0
             for name in "memory_allocated max_memory_allocated memory_reserved max_memory_reserved memory_cached "
-            "max_memory_cached utilization".split()
+            "max_memory_cached".split()
         },
     }
 
@@ -222,32 +218,10 @@ def _is_available() -> bool:
     return asked_by_script(sys._getframe(1))
 
 
-def _stand_in_for_accelerator(devices: int) -> None:
-    """`torch.accelerator` names the same devices to the script; torch's own loaders find none, as there are none."""
-    answers: dict[str, Callable[..., Any]] = {
-        "is_available": lambda: True,
-        "device_count": lambda: devices,
-        "current_accelerator": lambda check_available=False: torch.device("cuda"),
-        "current_device_index": lambda: torch.cuda.current_device(),
-        "set_device_index": lambda device: torch.cuda.set_device(device),
-        "synchronize": lambda device=None: None,
-    }
-    for name, answer in answers.items():
-        setattr(torch.accelerator, name, _to_script(answer, getattr(torch.accelerator, name)))
-
-
-def _to_script(answer: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    def function(*args: Any, **kwargs: Any) -> Any:
-        return (answer if asked_by_script(sys._getframe(1)) else original)(*args, **kwargs)
-
-    return function
-
-
 def _effects() -> dict[str, Any]:
     """What scripts tell the devices to do: nothing, or what a CPU can do."""
-    nothing = "synchronize empty_cache ipc_collect init manual_seed manual_seed_all seed seed_all set_rng_state "
-    nothing += "set_rng_state_all reset_peak_memory_stats reset_max_memory_allocated reset_max_memory_cached "
-    nothing += "set_per_process_memory_fraction"
+    nothing = "synchronize empty_cache init manual_seed manual_seed_all seed seed_all set_rng_state set_rng_state_all "
+    nothing += "reset_peak_memory_stats reset_max_memory_allocated set_per_process_memory_fraction"
     return {
         # Each its own function: torch._dynamo keeps them in a table, by identity.
         **{name: lambda *args, **kwargs: None for name in nothing.split()},
@@ -257,12 +231,6 @@ def _effects() -> dict[str, Any]:
         "current_stream": lambda device=None: _Stream(),
         "default_stream": lambda device=None: _Stream(),
     }
-
-
-def _stay(storage: Any, *args: Any, **kwargs: Any) -> Any:
-    """`storage.cuda()`."""
-    put_to_use()
-    return storage
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
@@ -320,9 +288,13 @@ def _replace_functions() -> None:
         def __call__(cls, device: Any = "cpu") -> Any:
             return generator(device=CPU if is_cuda(device) else device)
 
+    def stay(storage: Any, *args: Any, **kwargs: Any) -> Any:
+        put_to_use()
+        return storage
+
     storages: tuple[Any, ...] = (torch.UntypedStorage, torch.TypedStorage)
     for storage in storages:
-        storage.cuda = _stay
+        storage.cuda = stay
     generator = torch.Generator
     torch.Generator = _Kind("Generator", (), {})  # type: ignore[assignment,misc]
 
@@ -352,29 +324,22 @@ def _place(place: Any) -> Any:
 def _mix_on_cpu() -> None:
     """CUDA's mixed precision: `autocast` in bfloat16, whatever dtype it was given, and a `GradScaler` that scales.
 
-    torch switches both off where it finds no driver. (Before torch 2.3 there is no `GradScaler` for the CPU, and it
-    stays off.) `torch.cuda.amp`'s classes derive from these.
+    torch switches both off where it finds no driver. (Before torch 2.3 no `GradScaler` takes a device: it stays off.)
+    `torch.cuda.amp`'s classes derive from these.
     """
-    _redirect_autocast(torch.autocast)
-    if hasattr(torch.amp, "GradScaler"):
-        _redirect_scaler(torch.amp.GradScaler)
+    casting: Any = torch.autocast
+    scaling: Any = getattr(torch.amp, "GradScaler", None)
+    cast = casting.__init__
 
+    def autocast(self: Any, device_type: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+        place = ("cpu", torch.bfloat16) if is_cuda(device_type) else (device_type, dtype)
+        cast(self, *place, *args, **kwargs)
 
-def _redirect_autocast(kind: Any) -> None:
-    original = kind.__init__
+    casting.__init__ = autocast
+    if scaling is not None:
+        scale = scaling.__init__
 
-    def init(self: Any, device_type: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
-        if is_cuda(device_type):
-            device_type, dtype = "cpu", torch.bfloat16
-        original(self, device_type, dtype, *args, **kwargs)
+        def scaler(self: Any, device: Any = "cuda", *args: Any, **kwargs: Any) -> None:
+            scale(self, "cpu" if is_cuda(device) else device, *args, **kwargs)
 
-    kind.__init__ = init
-
-
-def _redirect_scaler(kind: Any) -> None:
-    original = kind.__init__
-
-    def init(self: Any, device: Any = "cuda", *args: Any, **kwargs: Any) -> None:
-        original(self, "cpu" if is_cuda(device) else device, *args, **kwargs)
-
-    kind.__init__ = init
+        scaling.__init__ = scaler

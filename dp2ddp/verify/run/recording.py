@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-from dp2ddp.verify.emulate.synthetic import MadeUp
-
 
 @dataclass(frozen=True)
 class Slot:
@@ -123,7 +121,7 @@ class Recording:
     batches: list[Batch] = field(default_factory=list)
     starts: dict[int, Step] = field(default_factory=dict)
     models: dict[str, set[str]] = field(default_factory=dict)
-    synthetic: list[MadeUp] = field(default_factory=list)
+    synthetic: list[str] = field(default_factory=list)
     settings: list[Settings] = field(default_factory=list)
     mixed: str | None = None
     split: bool = False
@@ -185,8 +183,6 @@ def _add(recording: Recording, kind: str, event: dict[str, Any], layouts: dict[i
         recording.starts[step.optimizer] = step
         for slot in step.slots:
             recording.models.setdefault(slot.name, set()).add(slot.model)
-    elif kind == "synthetic":
-        recording.synthetic += {MadeUp(**event["data"])} - set(recording.synthetic)
     elif kind == "again":
         number = event["iterator"]
         last = max(place for place, batch in enumerate(recording.batches) if batch.iterator == number)

@@ -58,9 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             scratch.protect(folder, *([recorder.wrote] if _rank() else []))
             _watch(task, recorder)
             if options.synthetic is not None:
-                # One folder for both sides, so that the paths of image files are the same.
-                place = folder.parent / f"synthetic{options.synthetic}"
-                synthetic.install(synthetic.Maker(options.synthetic, place, recorder.made_up))
+                synthetic.install(synthetic.Maker(options.synthetic, recorder.made_up))
             if not options.cuda or options.float64:
                 modes.enter_context(cuda.OnCPU(not options.cuda, options.float64))
             _run(script)

@@ -14,9 +14,8 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -24,9 +23,6 @@ from torch.utils.data import dataloader
 
 from dp2ddp.verify.run import scratch, state
 from dp2ddp.verify.run.run_options import Options
-
-if TYPE_CHECKING:
-    from dp2ddp.verify.emulate.synthetic import MadeUp
 
 
 class StepsDone(SystemExit):
@@ -80,9 +76,9 @@ class Recorder:
         self._undo.clear()
         self._events.close()
 
-    def made_up(self, data: MadeUp) -> None:
-        """Note that a data set holds made-up samples."""
-        self._write("synthetic", data=asdict(data))
+    def made_up(self, data: str) -> None:
+        """Notes, once, a data set that holds made-up samples."""
+        self._once("synthetic", value=data)
 
     def split(self) -> None:
         """Notes, once, that the original runs a model in replicas."""
