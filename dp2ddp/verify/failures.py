@@ -14,8 +14,6 @@ from dp2ddp.verify.verdict import CouldNotRun, Failure
 
 _TOLD = re.compile(r"^dp2ddp: (?P<what>[^\n]*:\n(?:  rank .*\n)+).*\n?", re.MULTILINE)
 _WARNS = re.compile(r"^(?:dp2ddp: |(?:[^\n]*/)?(?P<at>[^\n/]+:\d+: )\w*Warning: )(?P<text>.+)$", re.MULTILINE)
-_GOES_ON = "The job goes on "
-_KEPT = 1 << 14  # characters: more than is told at a time
 _PATIENCE = 10.0  # seconds in which the original may fail, too
 _TRACEBACK = "Traceback (most recent call last)"
 _IN_FRONT = r"(?:\[rank\d+\]: )?"  # of each line of a rank's traceback
@@ -23,6 +21,7 @@ _RANK = re.compile(r"^\[rank\d+\]: ")
 # What a rank with DDP of its own raises where another one has ended: that one's failure is the cause.
 _LOST = re.compile(r"(?:[\w.]+: )?\[[^\]]*/gloo/[^\]]*\] ")
 _QUALIFIED = re.compile(r"^dp2ddp_runtime\.[\w.]*\.(?=\w+: )")
+_DIVERGED = re.compile(rf"^{_IN_FRONT}dp2ddp_runtime\.[\w.]*Divergence: (.*)$", re.MULTILINE)
 
 
 def _frames(files: str) -> re.Pattern[str]:
@@ -34,43 +33,6 @@ OWN_FRAMES = _frames(r'<frozen runpy>|[^"\n]*dp2ddp/verify/(?:start/fork_server|
 _LIBRARIES = r"(?:dp2ddp_runtime|dp2ddp/verify|torch/_dynamo)/|torch/(?:_compile|utils/_contextlib)\.py"
 _BETWEEN = _frames(rf'[^"\n]*(?:{_LIBRARIES})[^"\n]*')
 _NATIVE = re.compile(rf"^{_IN_FRONT}(?:frame #\d+: .*|Exception raised from .*)\n", re.MULTILINE)
-
-
-class Tail:
-    """Reads a file while it is written, which may not be there yet."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._read = 0
-
-    def more(self) -> bytes:
-        """What was written since this was last asked."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._read)
-                new = file.read()
-        except FileNotFoundError:
-            return b""
-        self._read += len(new)
-        return new
-
-
-class Hangs:
-    """What a run's ranks say on standard error when one waits for another for long: lines on where each of them is."""
-
-    def __init__(self, folder: Path, ranks: int) -> None:
-        self._tails = [Tail(folder / f"rank{rank}" / "stderr.txt") for rank in range(ranks)]
-        self._rest = [""] * ranks
-
-    def news(self) -> list[str]:
-        """The lines that were told since this was last asked."""
-        found: list[str] = []
-        for rank, tail in enumerate(self._tails):
-            text = self._rest[rank] + tail.more().decode(errors="replace")
-            told = [match for match in _TOLD.finditer(text) if _GOES_ON in match[0]]
-            found += [line for match in told for line in match[0].splitlines()]
-            self._rest[rank] = text[told[-1].end() if told else 0 :][-_KEPT:]
-        return found
 
 
 class Patience:
@@ -99,9 +61,12 @@ class Patience:
                 raise CouldNotRun(failure)
 
     def _failure(self, side: str, done: Mapping[str, Run]) -> Failure | None:
-        """A script that fails by an exception or a signal could not run; one that just says so by its exit code did."""
+        """A script that fails by an exception or a signal could not run; one that just says so by its exit code did.
+
+        So did a conversion whose ranks the runtime has found to come apart: that is a difference.
+        """
         run = done[side]
-        if not run.exit_code:
+        if not run.exit_code or divergence(run):
             return None
         outputs = [run.output(rank, "stderr") for rank in range(len(run.exit_codes))]
         raised = [text for text in outputs if _TRACEBACK in text]
@@ -112,6 +77,12 @@ class Patience:
         if run.exit_code < 0 or alone:
             return _failure_of(side, f"exit code {run.exit_code}", run.stderr, run.folder, self._sides)
         return None
+
+
+def divergence(run: Run) -> str:
+    """What the runtime says of ranks that have come apart; empty if they haven't."""
+    found = (_DIVERGED.search(run.output(rank, "stderr")) for rank in range(len(run.exit_codes)))
+    return next((match[1] for match in found if match), "")
 
 
 def timed_out(side: str, seconds: float, places: Mapping[str, Path], sides: SideBySide) -> Failure:

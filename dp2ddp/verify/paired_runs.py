@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from dp2ddp.command import progress, terminal
+from dp2ddp.command import progress
 from dp2ddp.verify import failures
 from dp2ddp.verify.compare.comparison import Comparison, compare
-from dp2ddp.verify.failures import Tail
 from dp2ddp.verify.run import runs, scratch
 from dp2ddp.verify.run.run_options import Options, Request
 from dp2ddp.verify.run.runs import Run, Running, together
@@ -58,7 +57,11 @@ class PairedRuns:
         converted = second == "converted"
         try:
             comparison = compare(
-                one, other, foreign=options.foreign and converted, one_gpu=options.one_gpu and converted
+                one,
+                other,
+                foreign=options.foreign and converted,
+                one_gpu=options.one_gpu and converted,
+                diverged=self.by_own_names(failures.divergence(other)),
             )
         except FileNotFoundError as missing:
             raise CouldNotRun(Failure(second, f"nothing was recorded ({missing})", other.stderr)) from missing
@@ -70,17 +73,10 @@ class PairedRuns:
     def _run(self, places: Mapping[str, Path], options: Options) -> Sequence[Run]:
         done: dict[str, Run] = {}
         patience = failures.Patience(self._sides)
-        hangs = failures.Hangs(list(places.values())[1], options.replicas)
-        events = {side: Tail(place / "rank0" / "events.jsonl") for side, place in places.items()}
-        made = dict.fromkeys(places, 0)
+        made = {side: _Steps(place / "rank0" / "events.jsonl") for side, place in places.items()}
 
         def look(ended: Mapping[str, Run]) -> None:
-            for side, tail in events.items():
-                made[side] += tail.more().count(b'{"kind": "step"')
-            progress.doing("training: " + ", ".join(f"{side} at step {count}" for side, count in made.items()))
-            news = hangs.news()
-            if news:  # which takes the progress away
-                terminal.show_messages(map(self._sides.by_own_names, news))
+            progress.doing("training: " + ", ".join(f"{side} at step {each.count()}" for side, each in made.items()))
             done.update(ended)
             patience.check(done)
 
@@ -122,6 +118,24 @@ class PairedRuns:
             source.write_bytes(data)
             scratch.put(top, path.relative_to(root), source)
         return top / script.relative_to(root), ((root, top.resolve()), (here, (folder / "work").resolve()))
+
+
+class _Steps:
+    """Counts the steps in a recording while it is written, which may not be there yet."""
+
+    def __init__(self, events: Path) -> None:
+        self._events = events
+        self._read = self._made = 0
+
+    def count(self) -> int:
+        """How many there are now."""
+        if self._events.exists():
+            with self._events.open("rb") as file:
+                file.seek(self._read)
+                new = file.read()
+            self._read += len(new)
+            self._made += new.count(b'{"kind": "step"')
+        return self._made
 
 
 def _absolute(arguments: Sequence[str]) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dp2ddp.verify.compare import outcomes, printed, saved, steps, training
+from dp2ddp.verify.compare import batches, outcomes, printed, saved, steps, training
 from dp2ddp.verify.compare.finding import TOLERANCE, Finding, relative
 from dp2ddp.verify.compare.printed import LineDifference
 from dp2ddp.verify.compare.saved import FileDifference, Hiding
@@ -29,8 +29,7 @@ class Comparison:
         losses: relative difference of each loss given to `backward`, over all ranks.
         training: where training parts, if it does; of a script made by hand all that is so by itself.
         structure: what ranks do that only one should; the exit code.
-        lines: printed lines that differ by more than rounding.
-        logged: records of `logging` that do.
+        lines: printed lines that differ by more than rounding, or records of `logging`.
         files: files that do, and where.
         any_rows: ranks have other rows of a batch than `nn.DataParallel`'s replicas.
     """
@@ -43,7 +42,6 @@ class Comparison:
     training: tuple[Finding, ...]
     structure: tuple[Finding, ...]
     lines: tuple[LineDifference, ...]
-    logged: tuple[LineDifference, ...]
     files: tuple[FileDifference, ...]
     any_rows: bool
 
@@ -60,13 +58,16 @@ class Comparison:
         return [*self.training, *self.structure, *ends]
 
 
-def compare(original: Run, converted: Run, *, foreign: bool = False, one_gpu: bool = False) -> Comparison:
+def compare(
+    original: Run, converted: Run, *, foreign: bool = False, one_gpu: bool = False, diverged: str = ""
+) -> Comparison:
     """Compare two finished runs.
 
     Args:
         original, converted: the runs.
         foreign: the converted script isn't made for this project's runtime: ranks may have any rows of a batch.
         one_gpu: the original is trained as on one GPU, not by replicas.
+        diverged: what the runtime says of ranks that have come apart.
 
     Raises:
         FileNotFoundError: a process ended before it recorded anything.
@@ -75,11 +76,12 @@ def compare(original: Run, converted: Run, *, foreign: bool = False, one_gpu: bo
     files = _outputs(original), _outputs(converted)
     hide = original.hide, converted.hide
     updates = steps.differences(ours, theirs[0])
-    logs = [_logged(run) for run in (ours, theirs[0])]
+    logs = ["\n".join(map(str, run.noted["logged"])) for run in (ours, theirs[0])]
     silent = 1 if foreign else len(converted.exit_codes)  # that others print is told by itself
     texts = [
         (original.stdout, converted.stdout),
         *(("", converted.output(rank, "stdout")) for rank in range(1, silent)),
+        logs,
     ]
     return Comparison(
         original,
@@ -87,21 +89,11 @@ def compare(original: Run, converted: Run, *, foreign: bool = False, one_gpu: bo
         (ours, *theirs),
         tuple(updates),
         tuple(relative(loss.value, other) for loss, other in zip(ours.losses, recording.global_losses(theirs))),
-        tuple(training.differences(training.Sides(ours, theirs, updates, foreign, foreign or one_gpu))),
-        tuple(_structure(original, converted, theirs, foreign)),
+        tuple(training.differences(training.Sides(ours, theirs, updates, foreign, foreign or one_gpu, diverged))),
+        tuple([] if diverged else _structure(original, converted, theirs, foreign)),
         tuple(line for a, b in texts for line in _differing(hide[0](a), hide[1](b))),
-        tuple(_differing(hide[0](logs[0]), hide[1](logs[1]))),
         tuple(each for each in _files(*files, hide) if each.relative > TOLERANCE),
-        any_rows=one_gpu or (foreign and not _same_rows(ours, theirs)),
-    )
-
-
-def _same_rows(ours: Recording, theirs: Sequence[Recording]) -> bool:
-    whole, parts = recording.batches_by_iterator(ours), [recording.batches_by_iterator(rank) for rank in theirs]
-    return all(
-        recording.is_union(batch, shards)
-        for iterator in whole
-        for batch, *shards in zip(whole[iterator], *(rank.get(iterator, []) for rank in parts))
+        any_rows=one_gpu or (foreign and not batches.same_rows(ours, theirs)),
     )
 
 
@@ -109,19 +101,16 @@ def _differing(original: str, converted: str) -> Iterator[LineDifference]:
     return (line for line in printed.differences(original, converted) if not line.is_rounding)
 
 
-def _logged(run: Recording) -> str:
-    return "".join(f"{text}\n" for text in run.logged)
-
-
 def _structure(original: Run, converted: Run, ranks: Sequence[Recording], foreign: bool) -> Iterator[Finding]:
     """What more than one rank of a script without the runtime does; the exit code."""
     for rank, theirs in enumerate(ranks[1:] if foreign else (), start=1):
         lines = converted.output(rank, "stdout").splitlines()
-        if theirs.wrote:
-            yield Finding("written", f"{theirs.wrote[0]} is written by rank {rank}, too{_and_more(theirs.wrote)}")
+        wrote = theirs.noted["wrote"]
+        if wrote:
+            yield Finding("written", f"{wrote[0]} is written by rank {rank}, too{_and_more(wrote)}")
         if lines:
             yield Finding("prints", f"rank {rank} prints, too: {lines[0]!r}{_and_more(lines)}")
-        if theirs.wrote or lines:
+        if wrote or lines:
             break
     if original.exit_code != converted.exit_code:
         yield Finding("exit", f"exit code {original.exit_code}, converted {converted.exit_code}")

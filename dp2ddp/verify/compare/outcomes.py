@@ -20,16 +20,13 @@ _NOT_THE_BATCH_S = "training is the same, so this is a number of one rank's rows
 
 def findings(comparison: Comparison) -> list[Finding]:
     """The first line that differs, and the files that do."""
-    lines, verb = comparison.lines, "printed"
-    if not lines:  # what is logged is printed as well, as a rule
-        lines, verb = comparison.logged, "logged"
-    return [*([_printed(lines, verb)] if lines else []), *_files(comparison)]
+    return [*([_printed(comparison.lines)] if comparison.lines else []), *_files(comparison)]
 
 
-def _printed(lines: Sequence[LineDifference], verb: str) -> Finding:
+def _printed(lines: Sequence[LineDifference]) -> Finding:
     first = lines[0]
     more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
-    what = f"{verb} line {first.line}: {shown(first.original)}, converted {shown(first.converted)}{more}"
+    what = f"printed line {first.line}: {shown(first.original)}, converted {shown(first.converted)}{more}"
     if first.original is None or first.converted is None:
         which = "original" if first.converted is None else "converted script"
         return Finding("missing", what, f"a line that only the {which} prints")
@@ -46,7 +43,8 @@ def _files(comparison: Comparison) -> Iterator[Finding]:
     for file in comparison.files:
         wrong.setdefault(file.file, []).append(file)
     for name, places in [*wrong.items()][:_MOST]:
-        writer = next((rank for rank, run in enumerate(comparison.recordings[2:], 1) if name in run.wrote), None)
+        ranks = enumerate(comparison.recordings[2:], start=1)
+        writer = next((rank for rank, run in ranks if name in run.noted["wrote"]), None)
         by_rank = "" if writer is None else f"rank {writer} writes it, too"
         yield _file(name, places, by_rank)
     if len(wrong) > _MOST:
