@@ -124,4 +124,4 @@ def _show_verdict(verdict: Verdict, name: str, *, as_json: bool, quiet: bool) ->
     if as_json:
         click.echo(json.dumps(report.as_data(verdict, name), indent=2))
     if not as_json or verdict.failure is not None:
-        report.show(verdict, name, quiet=quiet, verbose=terminal.is_verbose())
+        report.show(verdict, name, quiet=quiet)

@@ -24,14 +24,12 @@ _QUALIFIED = re.compile(r"^dp2ddp_runtime\.[\w.]*\.(?=\w+: )")
 _DIVERGED = re.compile(rf"^{_IN_FRONT}dp2ddp_runtime\.[\w.]*Divergence: (.*)$", re.MULTILINE)
 
 
-def _frames(files: str) -> re.Pattern[str]:
-    """A traceback's frames in these files, with the lines of them that it shows."""
-    return re.compile(rf'^{_IN_FRONT}  File "(?:{files})".*\n(?:{_IN_FRONT}    .*\n)*', re.MULTILINE)
-
-
-OWN_FRAMES = _frames(r'<frozen runpy>|[^"\n]*dp2ddp/verify/(?:start/fork_server|run/run_script)\.py')
-_LIBRARIES = r"(?:dp2ddp_runtime|dp2ddp/verify|torch/_dynamo)/|torch/(?:_compile|utils/_contextlib)\.py"
-_BETWEEN = _frames(rf'[^"\n]*(?:{_LIBRARIES})[^"\n]*')
+#: Frames that are no script's, with the lines of them that a traceback shows.
+OWN_FRAMES = re.compile(
+    rf'^{_IN_FRONT}  File "(?:<frozen runpy>|[^"\n]*dp2ddp/verify/(?:start/fork_server|run/run_script)\.py)".*\n'
+    rf"(?:{_IN_FRONT}    .*\n)*",
+    re.MULTILINE,
+)
 _NATIVE = re.compile(rf"^{_IN_FRONT}(?:frame #\d+: .*|Exception raised from .*)\n", re.MULTILINE)
 
 
@@ -99,12 +97,11 @@ def _failure_of(side: str, reason: str, stderr: str, folder: Path, sides: SideBy
         reason, where = (why if reason.startswith("exit code") else f"{reason}: {why}"), where.rstrip()
     else:
         where = ""
-    full = OWN_FRAMES.sub("", stderr).replace(f"{folder.resolve() / 'work'}/", "")
-    brief = _NATIVE.sub("", _BETWEEN.sub("", _TOLD.sub("", full)))
+    wrote = OWN_FRAMES.sub("", stderr).replace(f"{folder.resolve() / 'work'}/", "")
     name = (lambda text: text) if side == "original" else sides.by_own_names
     events = folder / "rank0" / "events.jsonl"
     split = side == "original" and events.exists() and '{"kind": "split"' in events.read_text()
-    return Failure(side, name(reason), name(brief), name(where), name(full), in_replicas=split)
+    return Failure(side, name(reason), name(_NATIVE.sub("", _TOLD.sub("", wrote))), name(where), in_replicas=split)
 
 
 def warnings(original: str, converted: str) -> list[str]:

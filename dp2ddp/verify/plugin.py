@@ -5,9 +5,10 @@ It is loaded in every run of pytest where dp2ddp is installed, so it imports not
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Callable
 
 import pytest
@@ -15,32 +16,25 @@ import pytest
 from dp2ddp.verify import COUNT
 
 if TYPE_CHECKING:
-    from dp2ddp.verify.run.runs import Run
     from dp2ddp.verify.verdict import Verdict
 
 
-class Side:
-    """What one of the two scripts did.
+class Compared:
+    """Two finished runs.
 
     Attributes:
-        losses: what `backward` was called on, over all ranks.
-        output: what the script printed.
-        files: those that the script wrote, by their path relative to its working directory.
+        verdict: what was found.
+        original, converted: what each side did: `losses`, which `backward` was called on, over all ranks; `output`,
+            what rank 0 printed; `files` that were written, by their path relative to the working directory.
     """
-
-    def __init__(self, run: Run) -> None:
-        self.losses: list[float] = run.losses()
-        self.output: str = run.stdout
-        self.files: Mapping[str, Path] = run.files()
-
-
-class Compared:
-    """Two finished runs."""
 
     def __init__(self, verdict: Verdict) -> None:
         assert verdict.comparison is not None
         self.verdict = verdict
-        self.original, self.converted = Side(verdict.comparison.original), Side(verdict.comparison.converted)
+        self.original, self.converted = (
+            SimpleNamespace(losses=run.losses(), output=run.stdout, files=run.files())
+            for run in (verdict.comparison.original, verdict.comparison.converted)
+        )
 
     def assert_same_training(self) -> None:
         """Fail unless both scripts are shown to make the same updates, print the same numbers, write the same files."""

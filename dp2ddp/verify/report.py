@@ -19,18 +19,17 @@ _OF_FINDING = ("kind", "step", "parameter", "what", "cause", "at")
 _OF_FAILURE = ("side", "reason", "where", "stderr")
 
 
-def show(verdict: Verdict, name: str, *, quiet: bool = False, verbose: bool = False) -> None:
+def show(verdict: Verdict, name: str, *, quiet: bool = False) -> None:
     """Print a verdict on the script `name`; why a side could not run, and its own traceback, go to standard error.
 
     Args:
         quiet: the verdict alone.
-        verbose: a traceback's frames of the runtime, and those of C++, too.
     """
     failure = verdict.failure
     if failure is not None:
         said = f"dp2ddp: {name}: the {failure.side} script could not run: {failure.reason}"
-        wrote = (failure.all_of_it if verbose else failure.stderr).rstrip()
-        texts = (style(said, bold=True, fg="red"), failure.where, "\n".join(wrote.splitlines()[-_TRACEBACK:]))
+        wrote = "\n".join(failure.stderr.rstrip().splitlines()[-_TRACEBACK:])
+        texts = (style(said, bold=True, fg="red"), failure.where, wrote)
         for text in filter(None, texts):
             terminal.show_error(text)
         return

@@ -20,9 +20,8 @@ class Failure:
     Attributes:
         side: which.
         reason: why, in a line.
-        stderr: what it wrote to standard error, without frames that are no script's.
+        stderr: what it wrote to standard error, without frames that are verify's, or C++'s.
         where: where each rank was, and what it waited for, a line each; empty where that wasn't told.
-        all_of_it: `stderr` with all frames.
         in_replicas: the original had run a model in replicas by then, which may be what fails.
     """
 
@@ -30,7 +29,6 @@ class Failure:
     reason: str
     stderr: str
     where: str = ""
-    all_of_it: str = ""
     in_replicas: bool = False
 
 

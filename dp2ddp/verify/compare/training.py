@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -100,52 +100,33 @@ def _more_or_less(a: int, b: int) -> str:
 
 def _calls(sides: Sides) -> Iterator[Finding]:
     """The first call of a wrapped model that one side doesn't make, or makes otherwise."""
-    ours, theirs = sides.ours, sides.theirs
-    if sides.foreign or not ours.forwards:
+    if sides.foreign or not sides.ours.forwards:
         return
-    models = [_models_by_step(run) for run in (ours, theirs)]
-    until = next((step for step in range(len(ours.steps) + 1) if models[0].get(step) != models[1].get(step)), math.inf)
-    others = {key: each for rank in sides.ranks for key, each in _numbered(rank)}
-    for key, one in _numbered(ours):
-        if one.step >= until:
-            break
-        other = others.get(key)
-        found = other and _call(sides, one, other)
+    ours, theirs = (
+        {(each.call, each.replica): each for run in runs for each in run.forwards}
+        for runs in ([sides.ours], sides.ranks)
+    )
+    for call, replica in sorted({*ours, *theirs}):
+        one, other = ours.get((call, replica)), theirs.get((call, replica))
+        if one and other and (one.model, one.step) == (other.model, other.step):
+            found = _call(sides, one, other)
+        else:  # a batch of few rows leaves the last replicas out, where a rank goes through the call all the same
+            found = None if replica else _other_calls(sides, min(each.step for each in (one, other) if each))
         if found:
             yield found
             return
-    if until < math.inf:
-        a, b = (side.get(int(until), Counter()) for side in models)
-        names = [", ".join(f"{name} ({count})" for name, count in side.items()) or "none" for side in (a, b)]
-        missing = next(iter(a - b), None)
-        cause = f"{missing} isn't wrapped there, or is called past its wrapper" if missing else ""
-        what = f"wrapped models that run, and how often: {names[0]}; converted: {names[1]}"
-        yield Finding("calls", what, cause, int(until) + 1)
 
 
-def _models_by_step(run: Recording) -> Mapping[int, Counter[str]]:
-    found: dict[int, Counter[str]] = {}
-    for key, each in _numbered(run):
-        if key[1] == _first_replica(run, each.model):
-            found.setdefault(each.step, Counter())[each.model] += 1
-    return found
-
-
-def _first_replica(run: Recording, model: str) -> Any:
-    return next(each.replica for each in run.forwards if each.model == model)
-
-
-def _numbered(run: Recording) -> Iterator[tuple[tuple[str, int, int], Event]]:
-    """Each call with its model, replica and number.
-
-    A batch of too few rows leaves the original's last replicas out, where a rank goes through the call all the same:
-    so it is the calls of the model that are counted, by the process's first replica, and not each replica's.
-    """
-    counts: Counter[str] = Counter()
-    first: dict[str, int] = {}
-    for each in run.forwards:
-        counts[each.model] += each.replica == first.setdefault(each.model, each.replica)
-        yield (each.model, each.replica, counts[each.model]), each
+def _other_calls(sides: Sides, step: int) -> Finding:
+    a, b = (
+        Counter(each.model for each in run.forwards if each.step == step and not each.replica)
+        for run in (sides.ours, sides.theirs)
+    )
+    names = [", ".join(f"{name} ({count})" for name, count in side.items()) or "none" for side in (a, b)]
+    missing = next(iter(a - b), None)
+    cause = f"{missing} isn't wrapped there, or is called past its wrapper" if missing else ""
+    what = f"wrapped models that run, and how often: {names[0]}; converted: {names[1]}"
+    return Finding("calls", what, cause, step + 1)
 
 
 def _call(sides: Sides, one: Event, other: Event) -> Finding | None:

@@ -37,9 +37,9 @@ class Recording:
             which they were made) whose parameters had gradients already.
         batches: by iteration over a loader and number in it, what the script took: `indices` of samples, `at`.
         loaders: by iteration, what the loader was made with.
-        forwards: the calls of wrapped models' replicas: `model`, its class, `replica`, the sums (`state.sums`) of what
-            it was `given` and what it `returned`, its `modes` (whether it trains, and how many of its modules do), and
-            the norms of its `buffers` before the call, by name.
+        forwards: the calls of wrapped models' replicas: `model`, its class, the numbers of the `call` and of the
+            `replica`, the sums (`state.sums`) of what it was `given` and what it `returned`, its `modes` (whether it
+            trains, and how many of its modules do), and the norms of its `buffers` before the call, by name.
         noted: the values of other events, by kind. Once each: "split" (a batch was split over emulated replicas),
             "drew" (a wrapped model drew random numbers), "mixed" (the dtype that `autocast` casts to), "lost" (what
             replicas lose that one GPU keeps), "synthetic" (a data set that was made up), "wrote" (a file that was

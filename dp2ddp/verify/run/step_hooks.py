@@ -44,7 +44,7 @@ class Recorder:
         self._work = str(folder.parent / "work")
         self._tops = tuple({str(folder.parent) + os.sep, str(folder.resolve().parent) + os.sep})
         self._step = 0
-        self._iterators = 0
+        self._iterators = self._calls = 0
         self._told: set[Any] = set()  # what is noted once
         self._now: Any = None  # before a step: the optimizer's settings and gradients
         self._optimizers: dict[int, int] = {}
@@ -78,7 +78,8 @@ class Recorder:
         self._once("synthetic", data)
 
     def split(self) -> None:
-        """Notes, once, that the original runs a model in replicas."""
+        """Notes that a wrapped model is called, whose replicas follow."""
+        self._calls += 1
         self._once("split")
 
     def loses(self, what: str) -> None:
@@ -94,7 +95,7 @@ class Recorder:
         Returns what is to be called with what it returns.
         """
         modes = [module.training, sum(part.training for part in module.modules())]
-        told = {"model": type(module).__name__, "replica": replica, "modes": modes}
+        told = {"model": type(module).__name__, "call": self._calls, "replica": replica, "modes": modes}
         buffers = _buffers(runs)
         told["buffers"] = dict(zip(buffers, state.norms([*buffers.values()])))
         told["given"] = [*map(state.sums, state.tensors_in(call))]
@@ -115,6 +116,7 @@ class Recorder:
         original = getattr(kind, name)
 
         def watched(model: Any, *args: Any, **kwargs: Any) -> Any:
+            self._calls += 1
             call = (args[1].args, args[1].kwargs) if is_runtimes else (args, kwargs)
             returns = self.forward(model.module, rank, call, model.module)
             output = original(model, *args, **kwargs)

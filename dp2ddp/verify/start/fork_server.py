@@ -16,11 +16,10 @@ import multiprocessing.process
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any
 
 from dp2ddp.verify.start import cleanup
 
@@ -89,6 +88,7 @@ class Server:
         # recommends for processes that are forked (https://docs.python.org/3/library/gc.html#gc.freeze).
         gc.freeze()
         gc.enable()
+        atexit.register(gc.unfreeze)  # or libraries complain of leaks
         os.setsid()
         for pipe in (self._orders, self._answers):
             pipe.close()
@@ -121,38 +121,6 @@ def _entries(env: Mapping[str, str]) -> list[str]:
     return [entry for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry]
 
 
-def run_to_the_end(main: Callable[[], None]) -> NoReturn:
-    """Call `main` in a forked process, and end as the interpreter does, but not piece by piece.
-
-    Taking apart all that was imported takes 0.4 s, and libraries complain of what was frozen. What the script leaves
-    open is closed (a file that it never closes has to be written), and what it registered is called.
-    """
-    shared = dict(sys.modules)
-    code: Any = 0
-    try:
-        main()
-    except SystemExit as ended:
-        code = ended.code or 0
-        if not isinstance(code, int):
-            print(code, file=sys.stderr)
-            code = 1
-    except BaseException as error:  # noqa: BLE001 - as the interpreter does
-        sys.excepthook(type(error), error, error.__traceback__)
-        code = 1
-    threading._shutdown()  # type: ignore[attr-defined]  # threads that aren't daemons end first, pools of them, too
-    atexit._run_exitfuncs()
-    threading.excepthook = lambda told: None  # of daemons, which the interpreter would have stopped by now
-    for module in [module for name, module in sys.modules.items() if shared.get(name) is not module]:
-        vars(module).clear()
-    gc.collect()
-    # A script may have put its own in their place, which write to those from the start and never flush them.
-    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
-        with suppress(Exception):
-            if stream is not None:
-                stream.flush()
-    os._exit(code & 0xFF)
-
-
 def main() -> None:
     """The command line."""
     gc.disable()  # nothing but imports happens here
@@ -167,7 +135,8 @@ def main() -> None:
     if given is not None:
         from dp2ddp.verify.run import run_script
 
-        run_to_the_end(lambda: run_script.main(given))
+        run_script.main(given)
+        return
     for folder in sys.argv[1:]:
         cleanup.remove(Path(folder))
     os._exit(0)  # taking torch apart takes a second
