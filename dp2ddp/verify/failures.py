@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import re
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from dp2ddp.verify.run.runs import Run
 from dp2ddp.verify.run.side_by_side import SideBySide
-from dp2ddp.verify.verdict import CouldNotRun, Failure
+from dp2ddp.verify.verdict import Failure
 
-_TOLD = re.compile(r"^dp2ddp: (?P<what>[^\n]*:\n(?:  rank .*\n)+).*\n?", re.MULTILINE)
 _WARNS = re.compile(r"^(?:dp2ddp: |(?:[^\n]*/)?(?P<at>[^\n/]+:\d+: )\w*Warning: )(?P<text>.+)$", re.MULTILINE)
-_PATIENCE = 10.0  # seconds in which the original may fail, too
 _TRACEBACK = "Traceback (most recent call last)"
 _IN_FRONT = r"(?:\[rank\d+\]: )?"  # of each line of a rank's traceback
 _RANK = re.compile(r"^\[rank\d+\]: ")
@@ -33,48 +29,24 @@ OWN_FRAMES = re.compile(
 _NATIVE = re.compile(rf"^{_IN_FRONT}(?:frame #\d+: .*|Exception raised from .*)\n", re.MULTILINE)
 
 
-class Patience:
-    """Ends a comparison where a side could not run. Of what fails on both sides, the original is told of.
+def failure(side: str, done: Mapping[str, Run], sides: SideBySide) -> Failure | None:
+    """Why a side could not run that has ended.
 
-    Args:
-        sides: of which the comparison is.
+    A script that fails by an exception or a signal could not run; one that just says so by its exit code did. So did a
+    conversion whose ranks the runtime has found to come apart: that is a difference.
     """
-
-    def __init__(self, sides: SideBySide) -> None:
-        self._sides = sides
-        self._until = math.inf
-
-    def check(self, done: Mapping[str, Run]) -> None:
-        """Look at the sides that have ended.
-
-        Raises:
-            CouldNotRun: one could not run, and the original has ended as well or had its time.
-        """
-        for side in ("original", "converted"):
-            failure = self._failure(side, done) if side in done else None
-            if failure is None:
-                continue
-            self._until = min(self._until, time.monotonic() + _PATIENCE)
-            if "original" in done or time.monotonic() > self._until:
-                raise CouldNotRun(failure)
-
-    def _failure(self, side: str, done: Mapping[str, Run]) -> Failure | None:
-        """A script that fails by an exception or a signal could not run; one that just says so by its exit code did.
-
-        So did a conversion whose ranks the runtime has found to come apart: that is a difference.
-        """
-        run = done[side]
-        if not run.exit_code or divergence(run):
-            return None
-        outputs = [run.output(rank, "stderr") for rank in range(len(run.exit_codes))]
-        raised = [text for text in outputs if _TRACEBACK in text]
-        own = next((text for text in raised if not _LOST.match(_exception_in(text))), "".join(raised[:1]))
-        if own:
-            return _failure_of(side, _exception_in(own), own, run.folder, self._sides)
-        alone = side == "converted" and "original" in done and not done["original"].exit_code
-        if run.exit_code < 0 or alone:
-            return _failure_of(side, f"exit code {run.exit_code}", run.stderr, run.folder, self._sides)
+    run = done[side]
+    if not run.exit_code or divergence(run):
         return None
+    outputs = [run.output(rank, "stderr") for rank in range(len(run.exit_codes))]
+    raised = [text for text in outputs if _TRACEBACK in text]
+    own = next((text for text in raised if not _LOST.match(_exception_in(text))), "".join(raised[:1]))
+    if own:
+        return _failure_of(side, _exception_in(own), own, run.folder, sides)
+    alone = side == "converted" and "original" in done and not done["original"].exit_code
+    if run.exit_code < 0 or alone:
+        return _failure_of(side, f"exit code {run.exit_code}", run.stderr, run.folder, sides)
+    return None
 
 
 def divergence(run: Run) -> str:
@@ -90,24 +62,18 @@ def timed_out(side: str, seconds: float, places: Mapping[str, Path], sides: Side
 
 
 def _failure_of(side: str, reason: str, stderr: str, folder: Path, sides: SideBySide) -> Failure:
-    """A failure that says first where the ranks were, if they have told; with lines by their files' own names."""
-    told = list(_TOLD.finditer(stderr))
-    if told:
-        why, _, where = told[-1]["what"].partition(":\n")
-        reason, where = (why if reason.startswith("exit code") else f"{reason}: {why}"), where.rstrip()
-    else:
-        where = ""
+    """A failure, with lines by their files' own names. Ranks that have waited for long have told where each is."""
     wrote = OWN_FRAMES.sub("", stderr).replace(f"{folder.resolve() / 'work'}/", "")
     name = (lambda text: text) if side == "original" else sides.by_own_names
     events = folder / "rank0" / "events.jsonl"
     split = side == "original" and events.exists() and '{"kind": "split"' in events.read_text()
-    return Failure(side, name(reason), name(_NATIVE.sub("", _TOLD.sub("", wrote))), name(where), in_replicas=split)
+    return Failure(side, name(reason), name(_NATIVE.sub("", wrote)), in_replicas=split)
 
 
 def warnings(original: str, converted: str) -> list[str]:
     """What the converted script, or the runtime in it, warns of on standard error, and the original doesn't."""
     known = {match["text"] for match in _WARNS.finditer(original)}
-    told = [match for match in _WARNS.finditer(_TOLD.sub("", converted)) if match["text"] not in known]
+    told = [match for match in _WARNS.finditer(converted) if match["text"] not in known]
     return list(dict.fromkeys(f"{match['at'] or ''}{match['text']}" for match in told))
 
 

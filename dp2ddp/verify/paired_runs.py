@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +19,10 @@ from dp2ddp.verify.run.runs import Run, Running, together
 from dp2ddp.verify.run.side_by_side import SideBySide
 from dp2ddp.verify.start.client import ForkServer
 from dp2ddp.verify.verdict import CouldNotRun, Failure
+
+_STEP = re.compile(rb'"step": (\d+)')
+_TAIL = 1 << 16  # bytes
+_PATIENCE = 10.0  # seconds in which the original may fail, too
 
 
 class PairedRuns:
@@ -72,13 +78,16 @@ class PairedRuns:
 
     def _run(self, places: Mapping[str, Path], options: Options) -> Sequence[Run]:
         done: dict[str, Run] = {}
-        patience = failures.Patience(self._sides)
-        made = {side: _Steps(place / "rank0" / "events.jsonl") for side, place in places.items()}
+        failed: list[float] = []
 
         def look(ended: Mapping[str, Run]) -> None:
-            progress.doing("training: " + ", ".join(f"{side} at step {each.count()}" for side, each in made.items()))
+            progress.doing("training: " + ", ".join(f"{side} at step {_made(place)}" for side, place in places.items()))
             done.update(ended)
-            patience.check(done)
+            found = [each for side in places if side in done and (each := failures.failure(side, done, self._sides))]
+            if found:  # of what fails on both sides, the original is told of
+                failed.append(time.monotonic())
+                if "original" in done or failed[-1] - failed[0] > _PATIENCE:
+                    raise CouldNotRun(found[0])
 
         with ExitStack() as running:
             started: dict[str, Running] = {}
@@ -120,22 +129,14 @@ class PairedRuns:
         return top / script.relative_to(root), ((root, top.resolve()), (here, (folder / "work").resolve()))
 
 
-class _Steps:
-    """Counts the steps in a recording while it is written, which may not be there yet."""
-
-    def __init__(self, events: Path) -> None:
-        self._events = events
-        self._read = self._made = 0
-
-    def count(self) -> int:
-        """How many there are now."""
-        if self._events.exists():
-            with self._events.open("rb") as file:
-                file.seek(self._read)
-                new = file.read()
-            self._read += len(new)
-            self._made += new.count(b'{"kind": "step"')
-        return self._made
+def _made(place: Path) -> int:
+    """How many steps a run has made: what the last lines of its recording say, if it is there yet."""
+    events = place / "rank0" / "events.jsonl"
+    if not events.exists():
+        return 0
+    with events.open("rb") as file:
+        file.seek(max(0, events.stat().st_size - _TAIL))
+        return max(map(int, _STEP.findall(file.read())), default=0)
 
 
 def _absolute(arguments: Sequence[str]) -> list[str]:

@@ -16,7 +16,7 @@ from dp2ddp.verify.verdict import AGREE, NAMES, Verdict
 
 _TRACEBACK = 60  # lines
 _OF_FINDING = ("kind", "step", "parameter", "what", "cause", "at")
-_OF_FAILURE = ("side", "reason", "where", "stderr")
+_OF_FAILURE = ("side", "reason", "stderr")
 
 
 def show(verdict: Verdict, name: str, *, quiet: bool = False) -> None:
@@ -29,8 +29,7 @@ def show(verdict: Verdict, name: str, *, quiet: bool = False) -> None:
     if failure is not None:
         said = f"dp2ddp: {name}: the {failure.side} script could not run: {failure.reason}"
         wrote = "\n".join(failure.stderr.rstrip().splitlines()[-_TRACEBACK:])
-        texts = (style(said, bold=True, fg="red"), failure.where, wrote)
-        for text in filter(None, texts):
+        for text in filter(None, (style(said, bold=True, fg="red"), wrote)):
             terminal.show_error(text)
         return
     n = verdict.options.replicas
@@ -88,7 +87,7 @@ def _conclusion(verdict: Verdict) -> Iterator[str]:
 
 
 def _following(comparison: Comparison) -> Iterator[str]:
-    lines, files = len(comparison.lines), len({file.file for file in comparison.files})
+    lines, files = len(comparison.lines), len(comparison.files)
     if lines or files:
         yield f"What follows from it: {counted(lines, 'printed line')} and {counted(files, 'file')} that differ."
 

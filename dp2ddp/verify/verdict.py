@@ -21,14 +21,12 @@ class Failure:
         side: which.
         reason: why, in a line.
         stderr: what it wrote to standard error, without frames that are verify's, or C++'s.
-        where: where each rank was, and what it waited for, a line each; empty where that wasn't told.
         in_replicas: the original had run a model in replicas by then, which may be what fails.
     """
 
     side: str
     reason: str
     stderr: str
-    where: str = ""
     in_replicas: bool = False
 
 

@@ -175,11 +175,10 @@ def _unexplained(comparison: Comparison, findings: Sequence[Finding], twice: Com
         sure = STRUCTURE if any(each.kind == "setting" for each in twice.training) else STRUCTURE | {"setting"}
         return [each for each in findings if each.kind in sure or (each.step is not None and each.step < begins)]
     lines = {line.line for line in twice.lines}
-    files = {file.file for file in twice.files}
     rest = replace(
         comparison,
         lines=tuple(line for line in comparison.lines if line.line not in lines),
-        files=tuple(file for file in comparison.files if file.file not in files),
+        files={name: places for name, places in comparison.files.items() if name not in twice.files},
     )
     return rest.findings
 

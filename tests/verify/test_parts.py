@@ -172,9 +172,9 @@ def test_a_forked_run_finds_what_a_started_one_finds(tmp_path: Path) -> None:
             env["PYTHONPATH"] += os.pathsep + "lib"
             task = Task(str(tmp_path / name), str(work / "train.py"), ["-x"], runs.Options())
             process = server.start([task.as_text()], work, env, streams, fork)
-            while process.poll() is None:
+            while (code := server.poll(process)) is None:
                 time.sleep(0.05)
-            assert process.poll() == 3
+            assert code == 3
             assert (streams / "stderr.txt").read_text() == "to standard error\n"
             outputs.append((streams / "stdout.txt").read_text().replace(name.upper(), "its name"))
     assert "the end" in outputs[0]

@@ -30,7 +30,7 @@ class Comparison:
         training: where training parts, if it does; of a script made by hand all that is so by itself.
         structure: what ranks do that only one should; the exit code.
         lines: printed lines that differ by more than rounding, or records of `logging`.
-        files: files that do, and where.
+        files: files that do, and where; nowhere if one side alone has written it.
         any_rows: ranks have other rows of a batch than `nn.DataParallel`'s replicas.
     """
 
@@ -42,7 +42,7 @@ class Comparison:
     training: tuple[Finding, ...]
     structure: tuple[Finding, ...]
     lines: tuple[LineDifference, ...]
-    files: tuple[FileDifference, ...]
+    files: Mapping[str, Sequence[FileDifference]]
     any_rows: bool
 
     @property
@@ -92,7 +92,7 @@ def compare(
         tuple(training.differences(training.Sides(ours, theirs, updates, foreign, foreign or one_gpu, diverged))),
         tuple([] if diverged else _structure(original, converted, theirs, foreign)),
         tuple(line for a, b in texts for line in _differing(hide[0](a), hide[1](b))),
-        tuple(each for each in _files(*files, hide) if each.relative > TOLERANCE),
+        _files(*files, hide),
         any_rows=one_gpu or (foreign and not batches.same_rows(ours, theirs)),
     )
 
@@ -124,9 +124,10 @@ def _outputs(run: Run) -> dict[str, Path]:
     return {name: path for name, path in run.files().items() if _EVENTS not in name}
 
 
-def _files(one: Mapping[str, Path], other: Mapping[str, Path], hide: Hiding) -> Iterator[FileDifference]:
-    for name in sorted(one.keys() | other.keys()):
-        if name in one and name in other:
-            yield from saved.differences(name, one[name], other[name], hide)
-        else:
-            yield FileDifference(name, f"only the {'original' if name in one else 'converted script'} writes it")
+def _files(one: Mapping[str, Path], other: Mapping[str, Path], hide: Hiding) -> Mapping[str, Sequence[FileDifference]]:
+    found: dict[str, Sequence[FileDifference]] = dict.fromkeys(sorted(one.keys() ^ other.keys()), ())
+    for name in sorted(one.keys() & other.keys()):
+        places = [each for each in saved.differences(name, one[name], other[name], hide) if each.relative > TOLERANCE]
+        if places:
+            found[name] = places
+    return found

@@ -39,23 +39,22 @@ def _printed(lines: Sequence[LineDifference]) -> Finding:
 
 def _files(comparison: Comparison) -> Iterator[Finding]:
     """Each file that differs, or that one side didn't write."""
-    wrong: dict[str, list[FileDifference]] = {}
-    for file in comparison.files:
-        wrong.setdefault(file.file, []).append(file)
-    for name, places in [*wrong.items()][:_MOST]:
+    for name, places in [*comparison.files.items()][:_MOST]:
         ranks = enumerate(comparison.recordings[2:], start=1)
         writer = next((rank for rank, run in ranks if name in run.noted["wrote"]), None)
         by_rank = "" if writer is None else f"rank {writer} writes it, too"
-        yield _file(name, places, by_rank)
-    if len(wrong) > _MOST:
-        yield Finding("file", f"{len(wrong) - _MOST} more files differ")
+        if places:
+            yield _file(name, places, by_rank)
+        elif name in comparison.original.files():
+            yield Finding("missing", f"{name}: only the original writes it", by_rank or _NOT_WRITTEN)
+        else:
+            yield Finding("missing", f"{name}: only the converted script writes it", by_rank)
+    if len(comparison.files) > _MOST:
+        yield Finding("file", f"{len(comparison.files) - _MOST} more files differ")
 
 
 def _file(name: str, places: Sequence[FileDifference], by_rank: str) -> Finding:
     more = f" (and {len(places) - 1} more places)" if len(places) > 1 else ""
-    if not places[0].is_place:
-        absent = "" if "converted" in places[0].where else _NOT_WRITTEN
-        return Finding("missing", f"{name}: {places[0].where}", by_rank or absent)
     keys = [place.where.partition(ONLY_IN)[0] for place in places if ONLY_IN in place.where]
     if keys:
         plain = {key.replace("module.", "") for key in keys}
@@ -63,5 +62,4 @@ def _file(name: str, places: Sequence[FileDifference], by_rank: str) -> Finding:
         return Finding("keys", f"{name}: {places[0].where}{more}", cause)
     size = max(place.relative for place in places)
     by = places[0].values or ("" if math.isinf(size) else f" differs by {size:.1e}")
-    factor = places[0].factor and f"it is {times(places[0].factor)}"
-    return Finding("file", f"{name}: {places[0].where}{by}{more}", by_rank or factor or "", size=size)
+    return Finding("file", f"{name}: {places[0].where}{by}{more}", by_rank, size=size)

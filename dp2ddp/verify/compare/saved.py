@@ -27,18 +27,14 @@ _HELD = ("_parameters", "_buffers", "_modules")  # by a module
 
 @dataclass(frozen=True)
 class FileDifference:
-    """A file that is not the same in both runs, and where: a key, a line, or the whole file.
+    """Where a file is not the same in both runs: a key, a line, or the whole file.
 
-    `relative` is the relative difference there (see `relative_difference`); infinite where it isn't a number's. For
-    `factor` see `LineDifference`. `is_place`: whether both sides wrote the file. `values`: both, in words,
-    where they are no tensors.
+    `relative` is the relative difference there (see `relative_difference`); infinite where it isn't a number's.
+    `values`: both, in words, where they are no tensors.
     """
 
-    file: str
     where: str
     relative: float = math.inf
-    factor: float | None = None
-    is_place: bool = False
     values: str = ""
 
 
@@ -51,18 +47,17 @@ def relative_difference(ours: torch.Tensor, theirs: torch.Tensor, least: float =
         return math.inf
     if torch.equal(ours, theirs):
         return 0.0
-    wide = torch.complex128 if ours.is_complex() else torch.float64
-    a, b = ours.detach().to(wide), theirs.detach().to(wide)
-    nan = a.isnan()
-    if not torch.equal(nan, b.isnan()):
+    a, b = _wide(ours), _wide(theirs)
+    if not torch.equal(a.isnan(), b.isnan()):
         return math.inf
-    same = nan | (a == b)
-    zero = torch.zeros((), dtype=wide)
-    difference = float(torch.linalg.vector_norm(torch.where(same, zero, a - b)))
-    scale = max(float(torch.linalg.vector_norm(torch.where(nan, zero, a))), least * math.sqrt(a.numel()))
-    if difference == 0.0:
-        return 0.0
-    return difference / scale if scale and not math.isnan(difference) else math.inf
+    apart = torch.where((a == b) | a.isnan(), 0.0, a - b)
+    difference = float(torch.linalg.vector_norm(apart))
+    scale = max(float(torch.linalg.vector_norm(a.nan_to_num(0.0))), least * math.sqrt(a.numel()))
+    return 0.0 if not difference else difference / scale if scale and math.isfinite(difference) else math.inf
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).detach().double()
 
 
 def _size(tensor: torch.Tensor) -> float:
@@ -76,18 +71,18 @@ def differences(name: str, original: Path, converted: Path, hide: Hiding = (str,
         return  # (in the second case a script keeps a copy of itself)
     ours, theirs = _parts(original), _parts(converted)
     if ours is not None and theirs is not None:
-        yield from _by_part(name, ours, theirs, hide)
+        yield from _by_part(ours, theirs, hide)
         return
     try:
         texts = [path.read_text(encoding="utf-8") for path in (original, converted)]
     except UnicodeDecodeError:
-        yield FileDifference(name, "bytes", is_place=True)
+        yield FileDifference("bytes")
         return
     for line in printed.differences(hide[0](texts[0]), hide[1](texts[1])):
         if not line.is_rounding:
             where = f"line {line.line}: {shown(line.original)}, converted {shown(line.converted)}"
             size = math.inf if line.places is None or line.whole else line.relative
-            yield FileDifference(name, where, size, line.factor, is_place=True)
+            yield FileDifference(where, size)
 
 
 def _parts(path: Path) -> dict[str, Any] | None:
@@ -116,12 +111,12 @@ def _array(data: bytes) -> torch.Tensor | None:
         return None
 
 
-def _by_part(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], hide: Hiding) -> Iterator[FileDifference]:
+def _by_part(ours: Mapping[str, Any], theirs: Mapping[str, Any], hide: Hiding) -> Iterator[FileDifference]:
     tensors = [value for value in ours.values() if isinstance(value, torch.Tensor)]
     least = negligible(_size(tensor) for tensor in tensors if tensor.is_floating_point())
     for key in [*ours, *(key for key in theirs if key not in ours)]:
         if key not in ours or key not in theirs:
-            yield FileDifference(name, f"{key}{ONLY_IN}{'original' if key in ours else 'converted'})", is_place=True)
+            yield FileDifference(f"{key}{ONLY_IN}{'original' if key in ours else 'converted'})")
             continue
         one, other = ours[key], theirs[key]
         if isinstance(one, str) and isinstance(other, str):
@@ -130,8 +125,7 @@ def _by_part(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], hide
         if relative:
             is_tensor = isinstance(one, torch.Tensor)
             values = "" if is_tensor else f" is {shown(one)}, converted {shown(other)}"
-            factor = _factor(one, other) if is_tensor else None
-            yield FileDifference(name, key, relative, factor, is_place=True, values=values)
+            yield FileDifference(key, relative, values)
 
 
 def _leaf_difference(ours: Any, theirs: Any, least: float) -> float:
@@ -141,17 +135,6 @@ def _leaf_difference(ours: Any, theirs: Any, least: float) -> float:
         return relative_difference(ours, theirs, least if ours.dim() else 0.0)
     same = type(ours) is type(theirs) and (ours == theirs or repr(ours) == repr(theirs))
     return 0.0 if same else math.inf
-
-
-def _factor(ours: torch.Tensor, theirs: torch.Tensor) -> float | None:
-    """What `theirs` is as a multiple of `ours`, if it is one, and not the same."""
-    if ours.shape != theirs.shape or not (ours.is_floating_point() and theirs.is_floating_point()):
-        return None
-    a, b = ours.detach().double().flatten(), theirs.detach().double().flatten()
-    square = float(a @ a)
-    factor = float(a @ b) / square if square else math.nan
-    left = float((b - factor * a).norm())
-    return factor if abs(factor - 1) > 1e-3 and left < 1e-3 * abs(factor) * math.sqrt(square) else None
 
 
 def _leaves(value: Any) -> dict[str, Any]:

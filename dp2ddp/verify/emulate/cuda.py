@@ -3,9 +3,8 @@
 A script that says `.cuda()`, `"cuda:0"` or `torch.device("cuda")` goes on as on a GPU machine: a `torch.device` keeps
 the type that the script gave it, and whatever is to be put there is put on the CPU.
 
-What `tensor.is_cuda` answers isn't followed tensor by tensor: from the first time on that the script puts anything on a
-CUDA device, all tensors say yes. A converted script and its original then agree on every guard of that kind, and a
-script that is told to stay on the CPU (`--no-cuda`) still finds it there.
+What `tensor.is_cuda` answers isn't followed tensor by tensor: to the script all say yes. A converted script and its
+original then agree on every guard of that kind.
 """
 
 from __future__ import annotations
@@ -22,10 +21,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-_TYPED = (  # torch.cuda.FloatTensor and the like
-    "FloatTensor DoubleTensor HalfTensor BFloat16Tensor ByteTensor CharTensor ShortTensor IntTensor LongTensor "
-    "BoolTensor"
-).split()
 CPU = torch.device("cpu")
 _KEPT_WHERE_IT_IS = {Tensor.cuda, Tensor.pin_memory}
 _ASKS_WHERE = Tensor.is_cuda.__get__  # type: ignore[attr-defined]
@@ -47,15 +42,9 @@ def is_cuda(place: Any) -> bool:
 
 
 class _Devices:
-    """What the script knows of them: whether it has put anything there, and which is current."""
+    """What the script knows of them: which is current."""
 
-    in_use: ClassVar[bool] = False
     current: ClassVar[int] = 0
-
-
-def put_to_use() -> None:
-    """Note that the script has put something on a CUDA device."""
-    _Devices.in_use = True
 
 
 @contextlib.contextmanager
@@ -97,12 +86,10 @@ class OnCPU(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.cuda:
             if func == _ASKS_WHERE:
-                return _Devices.in_use and asked_by_script(sys._getframe(1))
-            if func is Tensor.get_device and _Devices.in_use and asked_by_script(sys._getframe(1)):
+                return asked_by_script(sys._getframe(1))
+            if func is Tensor.get_device and asked_by_script(sys._getframe(1)):
                 return _Devices.current
             if func in _KEPT_WHERE_IT_IS:
-                if func is Tensor.cuda:
-                    put_to_use()
                 return args[0]
             args, kwargs = _moved(func, args, kwargs)
         if not self.float64 or sys._getframe(1).f_globals.get("__name__") in _KEEP_FLOAT32:
@@ -121,26 +108,18 @@ def _moved(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     if func is torch.device:
         return args, kwargs
     if is_cuda(kwargs.get("device")) or (func is not Tensor.to and _is_index(kwargs.get("device"))):
-        kwargs = {**kwargs, "device": here()}
+        kwargs = {**kwargs, "device": CPU}
     if func is Tensor.to:
-        args = tuple(here() if i and (is_cuda(arg) or _is_index(arg)) else arg for i, arg in enumerate(args))
+        args = tuple(CPU if i and (is_cuda(arg) or _is_index(arg)) else arg for i, arg in enumerate(args))
     elif func is Tensor.type:
         args = tuple(untyped(arg) if isinstance(arg, str) else arg for arg in args)
     elif any(type(arg) is torch.device for arg in args):
-        args = tuple(here() if is_cuda(arg) else arg for arg in args)
+        args = tuple(CPU if is_cuda(arg) else arg for arg in args)
     return args, kwargs
-
-
-def here() -> torch.device:
-    """The CPU, where a script said CUDA."""
-    put_to_use()
-    return CPU
 
 
 def untyped(kind: str) -> str:
     """`torch.FloatTensor` for `torch.cuda.FloatTensor`."""
-    if kind.startswith("torch.cuda."):
-        put_to_use()
     return kind.replace("torch.cuda.", "torch.")
 
 
@@ -178,8 +157,9 @@ def without_cuda(devices: int) -> None:
     """
     for name, value in {**_answers(devices), **_effects()}.items():
         setattr(torch.cuda, name, value)
-    for name in _TYPED:
-        setattr(torch.cuda, name, getattr(torch, name))
+    for name in dir(torch):
+        if name.endswith("Tensor"):  # torch.cuda.FloatTensor and the like
+            setattr(torch.cuda, name, getattr(torch, name))
     _replace_functions()
     _mix_on_cpu()
     for message in (".*pin_memory.*no accelerator", ".*CUDA is not available"):
@@ -288,13 +268,9 @@ def _replace_functions() -> None:
         def __call__(cls, device: Any = "cpu") -> Any:
             return generator(device=CPU if is_cuda(device) else device)
 
-    def stay(storage: Any, *args: Any, **kwargs: Any) -> Any:
-        put_to_use()
-        return storage
-
     storages: tuple[Any, ...] = (torch.UntypedStorage, torch.TypedStorage)
     for storage in storages:
-        storage.cuda = stay
+        storage.cuda = lambda self, *args, **kwargs: self
     generator = torch.Generator
     torch.Generator = _Kind("Generator", (), {})  # type: ignore[assignment,misc]
 
@@ -318,7 +294,7 @@ def _place(place: Any) -> Any:
     """A device or a `map_location` (which may be a dict, too) without CUDA."""
     if isinstance(place, dict):
         return {key: _place(value) for key, value in place.items()}
-    return str(here()) if is_cuda(place) else place
+    return str(CPU) if is_cuda(place) else place
 
 
 def _mix_on_cpu() -> None:

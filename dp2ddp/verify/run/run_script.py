@@ -158,17 +158,9 @@ def _rank() -> int:
 
 
 def _show_cuda() -> None:
-    """What a converted script asks the runtime for is a CUDA device, as `torch.device("cuda")` is to the original; and
-    the runtime puts its model there, as the original's `.cuda()` does, which a conversion may leave out."""
+    """What a converted script asks the runtime for is a CUDA device, as `torch.device("cuda")` is to the original."""
     show: Any = lambda otherwise=None: torch.device("cuda", 0)  # noqa: E731 -- a rank sees one device
     dp2ddp_runtime.device = show
-    wrap = dp2ddp_runtime.wrap_model
-
-    def wrap_model(*args: Any, **kwargs: Any) -> Any:
-        cuda.put_to_use()
-        return wrap(*args, **kwargs)
-
-    dp2ddp_runtime.wrap_model = wrap_model
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The process that starts a comparison's runs: `python -m dp2ddp.verify.start.fork_server [FOLDER]`.
+"""The process that starts a comparison's runs: `python -m dp2ddp.verify.start.fork_server FOLDER MODULE...`.
 
 Importing torch is most of a short run, so it does that once, and forks the runs (on Linux; elsewhere each is a Python
 of its own). It takes orders as lines of JSON on standard input. When that ends, as the command has ended in whatever
@@ -25,6 +25,7 @@ from dp2ddp.verify.start import cleanup
 
 RUN_SCRIPT = "dp2ddp.verify.run.run_script"
 FORKS = sys.platform == "linux"
+_ALL_IMPORT = ("torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel", RUN_SCRIPT)
 
 
 class Server:
@@ -43,11 +44,7 @@ class Server:
         """Returns None in the server when all is over, and in each forked process the arguments of `run_script`."""
         for line in self._orders:
             order = json.loads(line)
-            if "import" in order:
-                for name in order["import"] if FORKS else ():
-                    with suppress(Exception):  # it fails again in the script, for all to see
-                        importlib.import_module(name)
-            elif "start" in order:
+            if "start" in order:
                 given = self._start(**order["start"])
                 if given is not None:
                     return given
@@ -131,13 +128,17 @@ def main() -> None:
         os.dup2(silence, fd)
     os.close(silence)
     cleanup.adopt_orphans()
+    folder, *modules = sys.argv[1:]
+    for name in (*_ALL_IMPORT, *modules) if FORKS else ():
+        with suppress(Exception):  # it fails again in the script, for all to see
+            importlib.import_module(name)
     given = Server(orders, answers).serve()
     if given is not None:
         from dp2ddp.verify.run import run_script
 
         run_script.main(given)
         return
-    for folder in sys.argv[1:]:
+    if folder:
         cleanup.remove(Path(folder))
     os._exit(0)  # taking torch apart takes a second
 
