@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -55,32 +55,29 @@ def dp2ddp_compare() -> Any:
     `synthetic_data`, True or a number of samples, to fill torchvision's data sets with made-up ones. Returns a
     `Compared`, whose files are there until the test ends. Fails the test where a side can't run, with its traceback.
     """
-    with ExitStack() as runs:
-        yield _comparer(runs)
+    with ExitStack() as stack:
 
+        def compare(
+            script: str | Path,
+            args: Sequence[str] = (),
+            converted: str | Path | None = None,
+            nproc: int = 2,
+            steps: int | None = None,
+            device: str = "cpu",
+            timeout: float = 600.0,
+            synthetic_data: bool | int = False,
+        ) -> Compared:
+            __tracebackhide__ = True
+            from dp2ddp.verify.command import verifying
+            from dp2ddp.verify.run.run_options import Options, Request
 
-def _comparer(stack: ExitStack) -> Callable[..., Compared]:
-    def compare(
-        script: str | Path,
-        args: Sequence[str] = (),
-        converted: str | Path | None = None,
-        nproc: int = 2,
-        steps: int | None = None,
-        device: str = "cpu",
-        timeout: float = 600.0,
-        synthetic_data: bool | int = False,
-    ) -> Compared:
-        __tracebackhide__ = True
-        from dp2ddp.verify.command import verifying
-        from dp2ddp.verify.run.run_options import Options, Request
+            samples = COUNT if synthetic_data is True else synthetic_data or None
+            options = Options(nproc, steps, cuda=device == "cuda", timeout=timeout, synthetic=samples)
+            other = None if converted is None else Path(converted)
+            verdict = stack.enter_context(verifying(Request(Path(script), [*map(str, args)], other, options)))
+            failed = verdict.failure
+            if failed is not None:
+                pytest.fail(f"{failed.stderr}\nthe {failed.side} script could not run: {failed.reason}", pytrace=False)
+            return Compared(verdict)
 
-        samples = COUNT if synthetic_data is True else synthetic_data or None
-        options = Options(nproc, steps, cuda=device == "cuda", timeout=timeout, synthetic=samples)
-        other = None if converted is None else Path(converted)
-        verdict = stack.enter_context(verifying(Request(Path(script), [*map(str, args)], other, options)))
-        if verdict.failure is not None:
-            failure = verdict.failure
-            pytest.fail(f"{failure.stderr}\nthe {failure.side} script could not run: {failure.reason}", pytrace=False)
-        return Compared(verdict)
-
-    return compare
+        yield compare

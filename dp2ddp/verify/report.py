@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 from click import style
@@ -11,12 +12,9 @@ from click import style
 from dp2ddp.command import terminal
 from dp2ddp.command.terminal import counted
 from dp2ddp.verify.compare.comparison import Comparison
-from dp2ddp.verify.compare.finding import TOLERANCE
 from dp2ddp.verify.verdict import AGREE, NAMES, Verdict
 
 _TRACEBACK = 60  # lines
-_OF_FINDING = ("kind", "step", "parameter", "what", "cause", "at")
-_OF_FAILURE = ("side", "reason", "stderr")
 
 
 def show(verdict: Verdict, name: str, *, quiet: bool = False) -> None:
@@ -44,6 +42,8 @@ def show(verdict: Verdict, name: str, *, quiet: bool = False) -> None:
 def as_data(verdict: Verdict, name: str) -> dict[str, Any]:
     """The verdict as plain data for `json.dumps`; what is not finite is None. Steps are from 1."""
     comparison, failure = verdict.comparison, verdict.failure
+    steps = comparison.steps if comparison else ()
+    sides = {"original": comparison.original, "converted": comparison.converted} if comparison else {}
     return {
         "script": name,
         "verdict": NAMES[verdict.exit_code],
@@ -53,23 +53,14 @@ def as_data(verdict: Verdict, name: str) -> dict[str, Any]:
         "reference": "one GPU" if verdict.options.one_gpu else "nn.DataParallel",
         "device": "cuda" if verdict.options.cuda else "cpu",
         "synthetic_data": verdict.options.synthetic,
-        "tolerance": TOLERANCE if comparison else None,
-        "findings": [
-            {**{name: getattr(each, name) for name in _OF_FINDING}, "relative_difference": _finite(each.size)}
-            for each in verdict.findings
-        ],
+        "findings": [{**asdict(each), "size": _finite(each.size)} for each in verdict.findings],
         "notes": list(verdict.notes),
         "warnings": list(verdict.warnings),
-        "steps": [
-            {"step": each.step, "parameter": each.parameter, "relative_difference": _finite(each.relative)}
-            for each in (comparison.steps if comparison else ())
-        ],
-        "losses": _losses(comparison) if comparison else None,
-        "seconds": {"original": comparison.original.seconds, "converted": comparison.converted.seconds}
-        if comparison
-        else None,
+        "steps": [{**asdict(each), "relative": _finite(each.relative)} for each in steps],
+        "losses": {side: [*map(_finite, run.losses())] for side, run in sides.items()},
+        "seconds": {side: run.seconds for side, run in sides.items()},
         "not_shown": verdict.unshown or None,
-        "failure": {name: getattr(failure, name) for name in _OF_FAILURE} if failure else None,
+        "failure": asdict(failure) if failure else None,
     }
 
 
@@ -100,11 +91,6 @@ def agreement(comparison: Comparison) -> str:
         f"They agree: {counted(len(comparison.steps), 'optimizer step')} ({worst}), "
         f"{counted(len(comparison.losses), 'loss', 'es')}, {counted(lines, 'printed line')}, {counted(files, 'file')}."
     )
-
-
-def _losses(comparison: Comparison) -> dict[str, list[float | None]]:
-    sides = {"original": comparison.original, "converted": comparison.converted}
-    return {side: [_finite(value) for value in run.losses()] for side, run in sides.items()}
 
 
 def _finite(value: float) -> float | None:

@@ -108,7 +108,7 @@ def test_augmentation_is_compared_exactly(verify, workplace: Path, workers: int)
     (workplace / "augmented.py").write_text(text)
     told = json.loads(verify("augmented.py", "--format", "json").stdout)
     assert (told["verdict"], told["not_shown"]) == ("agree", None), told
-    assert {step["relative_difference"] for step in told["steps"]} == {0.0}
+    assert {step["relative"] for step in told["steps"]} == {0.0}
 
 
 def test_what_the_original_does_not_do_twice_shows_nothing(verify, workplace: Path) -> None:

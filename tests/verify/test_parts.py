@@ -6,16 +6,14 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import tiny
 import torch
-from torch.utils.data import DataLoader, Subset
 
 from dp2ddp.verify.compare import printed, saved
-from dp2ddp.verify.run import runs, scratch, state
+from dp2ddp.verify.run import runs, scratch
 from dp2ddp.verify.run.run_options import Task
 from dp2ddp.verify.start import client
 
@@ -179,13 +177,3 @@ def test_a_forked_run_finds_what_a_started_one_finds(tmp_path: Path) -> None:
             outputs.append((streams / "stdout.txt").read_text().replace(name.upper(), "its name"))
     assert "the end" in outputs[0]
     assert outputs[0] == outputs[1]
-
-
-def test_of_a_data_set_the_rows_are_told_that_it_takes() -> None:
-    data = torch.randn(8, 4)  # a data set, too, whose `indices` is a method
-
-    def rows(dataset: Any) -> Any:
-        return state.of_loader(DataLoader(dataset, 4))["rows of the data set"]
-
-    assert rows(data) is None
-    assert rows(Subset(data, [0, 1])) == rows(Subset(data, np.arange(2))) != rows(Subset(data, [0, 2]))

@@ -9,17 +9,13 @@ from typing import Any
 from dp2ddp.verify.compare.finding import Finding, shown
 from dp2ddp.verify.run.recording import Recording
 
-_OF_THE_DATA = ("samples", "rows of the data set")
-
 
 def differences(ours: Recording, ranks: Sequence[Recording], *, any_order: bool = False) -> Iterator[Finding]:
-    """The first iteration over other data, the first batch with other samples, and a shuffle that is repeated.
+    """The first batch with other samples, and a shuffle that is repeated.
 
     Args:
         any_order: ranks may have any rows of a batch.
     """
-    if not any_order:
-        yield from _other_data(ours, ranks[0])
     place = next(_wrong(ours, ranks, any_order), None)
     if place is None:
         return
@@ -77,18 +73,6 @@ def is_union(whole: Any, parts: Sequence[Any]) -> bool:
     shards = [whole[start : start + size] for start in range(0, len(whole), size)]
     idle = parts[len(shards) :]
     return list(parts[: len(shards)]) == shards and all(len(part) <= 1 for part in idle)
-
-
-def _other_data(ours: Recording, theirs: Recording) -> Iterator[Finding]:
-    for iteration, told in sorted(ours.loaders.items()):
-        other = theirs.loaders.get(iteration, told)
-        name = next((name for name in _OF_THE_DATA if told[name] != other[name]), None)
-        if name is not None and told["data set"] == other["data set"]:
-            numbers = f": {told[name]}, converted {other[name]}" if name == "samples" else ""
-            taken = (each.step for place, each in ours.batches.items() if place[0] == iteration)
-            step = next(taken, len(ours.steps)) + 1
-            yield Finding("batch", f"iteration {iteration + 1} over a loader has other {name}{numbers}", "", step)
-            return
 
 
 def _made_otherwise(ours: Recording, theirs: Recording, iteration: int) -> str:

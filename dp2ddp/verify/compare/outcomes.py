@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from dp2ddp.verify.compare.finding import Finding, shown, times
+from dp2ddp.verify.compare.finding import Finding, shown
 from dp2ddp.verify.compare.saved import ONLY_IN, FileDifference
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ def _printed(lines: Sequence[LineDifference]) -> Finding:
     if first.places is None:
         return Finding("text", what)
     size = max(math.inf if line.whole or line.places is None else line.relative for line in lines)
-    factor = f" ({times(first.factor)})" if first.factor else ""
-    return Finding("printed", what, _NOT_THE_BATCH_S + factor, size=size)
+    return Finding("printed", what, _NOT_THE_BATCH_S, size=size)
 
 
 def _files(comparison: Comparison) -> Iterator[Finding]:

@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dp2ddp.verify.emulate import clock, cuda, draws, foreign, stand_in, synthetic
 from dp2ddp.verify.run import scratch
 from dp2ddp.verify.run.run_options import Task
-from dp2ddp.verify.run.step_hooks import Recorder, StepsDone
+from dp2ddp.verify.run.step_hooks import Recorder
 from dp2ddp.verify.start import cleanup
 
 with suppress(ImportError):  # Windows has no such terminals
@@ -52,18 +52,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Relative, as a user types it: what a script prints of it must not tell where this side runs.
     name = os.path.join(os.path.relpath(os.path.realpath(sys.path[0])), os.path.basename(script))
     sys.argv = [os.path.normpath(name), *task.arguments]
-    try:
-        with Recorder(folder / f"rank{_rank()}", options) as recorder, ExitStack() as modes:
-            # The working directory, and the script's own where that is another one.
-            scratch.protect(folder, *([recorder.wrote] if _rank() else []))
-            _watch(task, recorder)
-            if options.synthetic is not None:
-                synthetic.install(synthetic.Maker(options.synthetic, recorder.made_up))
-            if not options.cuda or options.float64:
-                modes.enter_context(cuda.OnCPU(not options.cuda, options.float64))
-            _run(script)
-    except StepsDone:
-        sys.exit(0)
+    with Recorder(folder / f"rank{_rank()}", options) as recorder, ExitStack() as modes:
+        # The working directory, and the script's own where that is another one.
+        scratch.protect(folder, *([recorder.wrote] if _rank() else []))
+        _watch(task, recorder)
+        if options.synthetic is not None:
+            synthetic.install(synthetic.Maker(options.synthetic, recorder.made_up))
+        if not options.cuda or options.float64:
+            modes.enter_context(cuda.OnCPU(not options.cuda, options.float64))
+        _run(script)
 
 
 def _prepare(task: Task, folder: Path) -> None:
