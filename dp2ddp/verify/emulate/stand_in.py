@@ -88,7 +88,7 @@ def _forward(recorder: Recorder, model: EmulatedDataParallel, args: Any, kwargs:
         recorder.split()
         for each in given:
             if isinstance(each, (list, tuple)) and len(each) == rows > 1 and not isinstance(each[0], torch.Tensor):
-                recorder.loses("each replica is given all of a list that has an entry for each row of the batch")
+                recorder.note("lost", "each replica is given all of a list that has an entry for each row of the batch")
     return EmulatedDataParallel.forward(model, *args, **kwargs)
 
 
@@ -101,9 +101,9 @@ def _run(recorder: Recorder, module: nn.Module, number: int, replica: nn.Module,
         output = replica(*args, **kwargs)
     after = _attributes(replica)
     for name in sorted(key for key, value in after.items() if before.get(key) is not value):
-        recorder.loses(f"the forward assigns {name}, which stays in the replica")
+        recorder.note("lost", f"the forward assigns {name}, which stays in the replica")
     if _has_text(output):
-        recorder.loses("texts that the forward returns can't be put together")
+        recorder.note("lost", "texts that the forward returns can't be put together")
     returns(output)
     return output
 
@@ -135,7 +135,7 @@ def _whole(recorder: Recorder, model: EmulatedDataParallel, args: Any, kwargs: A
     with _inside(), _batch_norm_by_rows(model.n):
         output = model.module(*args, **kwargs)
     if before.moved:
-        recorder.draws()
+        recorder.note("drew")
     returns(output)
     return output
 

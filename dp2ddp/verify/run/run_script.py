@@ -17,6 +17,7 @@ import struct
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -52,12 +53,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Relative, as a user types it: what a script prints of it must not tell where this side runs.
     name = os.path.join(os.path.relpath(os.path.realpath(sys.path[0])), os.path.basename(script))
     sys.argv = [os.path.normpath(name), *task.arguments]
-    with Recorder(folder / f"rank{_rank()}", options) as recorder, ExitStack() as modes:
+    with Recorder(folder / f"rank{_rank()}", options.steps) as recorder, ExitStack() as modes:
         # The working directory, and the script's own where that is another one.
         scratch.protect(folder, *([recorder.wrote] if _rank() else []))
         _watch(task, recorder)
         if options.synthetic is not None:
-            synthetic.install(synthetic.Maker(options.synthetic, recorder.made_up))
+            synthetic.install(synthetic.Maker(options.synthetic, partial(recorder.note, "synthetic")))
         if not options.cuda or options.float64:
             modes.enter_context(cuda.OnCPU(not options.cuda, options.float64))
         _run(script)
@@ -96,7 +97,7 @@ def _watch(task: Task, recorder: Recorder) -> None:
             stand_in.emulate(options.replicas, recorder, one_gpu=options.one_gpu)
     elif options.foreign and options.replicas > 1:
         recorder.watch_replicas(DistributedDataParallel, _rank())
-        foreign.install(_rank(), not options.cuda, recorder.draws)
+        foreign.install(_rank(), not options.cuda, partial(recorder.note, "drew"))
     else:
         recorder.watch_replicas(WrappedModel, _rank())
 

@@ -22,7 +22,6 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from torch.utils.data import dataloader
 
 from dp2ddp.verify.run import scratch, state
-from dp2ddp.verify.run.run_options import Options
 
 
 class StepsDone(SystemExit):
@@ -34,12 +33,12 @@ class Recorder:
 
     Args:
         folder: where to write; made if missing.
-        options: when the script is ended.
+        steps: ends the script after so many; None: never.
     """
 
-    def __init__(self, folder: Path, options: Options | None = None) -> None:
+    def __init__(self, folder: Path, steps: int | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._options = options or Options()
+        self._steps = steps
         self._events: IO[str] = (folder / "events.jsonl").open("w", buffering=1)
         self._work = str(folder.parent / "work")
         self._tops = tuple({str(folder.parent) + os.sep, str(folder.resolve().parent) + os.sep})
@@ -73,18 +72,16 @@ class Recorder:
         self._undo.clear()
         self._events.close()
 
-    def made_up(self, data: str) -> None:
-        """Notes, once, a data set that holds made-up samples."""
-        self._once("synthetic", data)
+    def note(self, kind: str, value: Any = True) -> None:
+        """Notes, once, what `Recording.noted` holds."""
+        if (kind, value) not in self._told:
+            self._told.add((kind, value))
+            self._write(kind, value=value)
 
     def split(self) -> None:
         """Notes that a wrapped model is called, whose replicas follow."""
         self._calls += 1
-        self._once("split")
-
-    def loses(self, what: str) -> None:
-        """Notes, once, what replicas lose that one GPU keeps."""
-        self._once("lost", what)
+        self.note("split")
 
     def forward(self, module: Any, replica: int, call: Any, runs: Any) -> Callable[[Any], None]:
         """Notes what a replica of a wrapped model is called with, in which mode, and with which buffers.
@@ -104,10 +101,6 @@ class Recorder:
             self._write("forwards", **told, returned=[*map(state.sums, state.tensors_in(output))])
 
         return returns
-
-    def draws(self) -> None:
-        """Notes, once, that a wrapped model draws random numbers."""
-        self._once("drew")
 
     def watch_replicas(self, kind: Any, rank: int) -> None:
         """Notes the calls of this rank's replicas: of the runtime's wrapped models, or of `DistributedDataParallel`."""
@@ -131,7 +124,7 @@ class Recorder:
         name = os.path.relpath(os.path.realpath(path), os.path.realpath(self._work))
         is_scripts = not name.startswith(os.pardir) and not name.endswith((".pyc", scratch.COPY))
         if is_scripts and not self._events.closed:  # at the exit it is
-            self._once("wrote", name)
+            self.note("wrote", name)
 
     def _watch(
         self,
@@ -156,11 +149,6 @@ class Recorder:
         """A line for `recording.Recording`, which says what each kind holds."""
         self._events.write(json.dumps({"kind": kind, "step": self._step, **values}) + "\n")
 
-    def _once(self, kind: str, value: Any = True) -> None:
-        if (kind, value) not in self._told:
-            self._told.add((kind, value))
-            self._write(kind, value=value)
-
     def _at(self) -> str | None:
         """The script's own line that is running, as `train.py:12`; None where it isn't the script that runs."""
         frame = sys._getframe(2)
@@ -183,7 +171,7 @@ class Recorder:
         settings = self._if_changed("settings", parameters["optimizer"], settings)
         self._write("step", **parameters, settings=settings, gradients=gradients, at=self._at())
         self._step += 1
-        if self._options.steps is not None and self._step >= self._options.steps:
+        if self._steps is not None and self._step >= self._steps:
             raise StepsDone(0)
 
     def _parameters(self, optimizer: Optimizer) -> dict[str, Any]:
@@ -213,7 +201,7 @@ class Recorder:
 
     def _on_autocast(self, autocast: Any) -> None:
         if autocast._enabled:
-            self._once("mixed", str(autocast.fast_dtype).rpartition(".")[2])
+            self.note("mixed", str(autocast.fast_dtype).rpartition(".")[2])
 
     def _on_log(self, logger: logging.Logger, record: logging.LogRecord) -> None:
         if record.pathname.startswith(self._tops):  # the script's own line, whoever shows it

@@ -85,7 +85,7 @@ class Server:
         # recommends for processes that are forked (https://docs.python.org/3/library/gc.html#gc.freeze).
         gc.freeze()
         gc.enable()
-        atexit.register(gc.unfreeze)  # or libraries complain of leaks
+        atexit.register(os.dup2, os.open(os.devnull, os.O_WRONLY), 2)  # libraries complain of what is frozen
         os.setsid()
         for pipe in (self._orders, self._answers):
             pipe.close()
