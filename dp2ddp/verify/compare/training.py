@@ -16,7 +16,7 @@ from dp2ddp.verify.run import recording
 from dp2ddp.verify.run.recording import Event, Recording
 
 #: What an evaluation shows, too: where both train alike, it is no step's.
-_SEEN_IN_EVALUATIONS = frozenset({"batch", "shuffle", "calls", "mode", "input", "buffer", "output"})
+_SEEN_IN_EVALUATIONS = frozenset({"diverged", "batch", "shuffle", "calls", "mode", "input", "buffer", "output"})
 #: What a script that was written by hand may have otherwise, each by itself.
 _INDEPENDENT = frozenset({"start", "batch", "shuffle", "setting", "apart", "count"})
 _CALLED = {"lr": "lr (learning rate)", "weight_decay": "weight decay", "class": "the class"}
