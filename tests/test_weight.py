@@ -22,7 +22,7 @@ LIMITS = {
     "dp2ddp/rewrite": 625,
     "dp2ddp/rules": 1_875,
     "dp2ddp/source": 825,
-    "dp2ddp/verify": 5_525,
+    "dp2ddp/verify": 4_750,
     "runtime/dp2ddp_runtime": 7_425,
     "tests": 1_600,
     "tests/analysis": 900,
@@ -39,7 +39,7 @@ LIMITS = {
     "tests/rules": 800,
     "tests/runtime": 7_275,
     "tests/source": 75,
-    "tests/verify": 2_400,
+    "tests/verify": 2_325,
 }
 
 

@@ -53,7 +53,7 @@ class Comparison:
     @property
     def findings(self) -> list[Finding]:
         """In what the runs differ, the root first; empty if they agree."""
-        follows = any(finding.step is not None for finding in self.training)
+        follows = any(finding.step is not None or finding.kind == "diverged" for finding in self.training)
         ends = [] if follows else outcomes.findings(self)
         return [*self.training, *self.structure, *ends]
 
