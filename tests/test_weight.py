@@ -22,7 +22,7 @@ LIMITS = {
     "dp2ddp/rewrite": 625,
     "dp2ddp/rules": 1_750,
     "dp2ddp/source": 800,
-    "dp2ddp/verify": 5_525,
+    "dp2ddp/verify": 4_750,
     "runtime/dp2ddp_runtime": 7_500,
     "tests": 1_600,
     "tests/analysis": 875,
@@ -30,7 +30,7 @@ LIMITS = {
     "tests/command": 200,
     "tests/convert": 2_725,
     "tests/docs": 525,
-    "tests/e2e": 950,
+    "tests/e2e": 975,
     "tests/notebook": 500,
     "tests/page": 175,
     "tests/pretend_cuda": 1_575,
@@ -39,7 +39,7 @@ LIMITS = {
     "tests/rules": 800,
     "tests/runtime": 7_375,
     "tests/source": 75,
-    "tests/verify": 2_400,
+    "tests/verify": 2_325,
 }
 
 
