@@ -31,7 +31,7 @@ OLDEST = (
 OLDEST_TESTS = tuple(
     f"tests/runtime/test_{name}.py"
     for name in (
-        "model gradients after_backward one_gpu deferred deferred_outputs handover rowwise streams loader workers "
+        "model gradients one_gpu deferred deferred_outputs handover rowwise streams loader workers "
         "checkpoint files births"
     ).split()
 )

@@ -21,7 +21,6 @@ import fixture_data  # noqa: E402
 from starts import Warm  # noqa: E402
 
 if TYPE_CHECKING:
-    from browser import Browser
     from nursery import Nursery
 
 # Images to train on and to test: odd, so that last batches are ragged and split unevenly over 2 and over 3 ranks.
@@ -31,9 +30,7 @@ SMALL, SMALLER = (1207, 301), (307, 101)
 #: Tests that share: the runs of fixtures, the runs of a tiny script, a pool of ranks (of which there are two).
 _SHARING = ("tests/e2e/", "tests/verify/", "batches", "tests/runtime/")
 #: Of the runtime's, those that load batches, or are on pretend devices: they take as long as all others.
-_LOADING = (
-    "device_copies half_precision loader loading_fails loop_shapes promised_files promises rows_apart workers"
-).split()
+_LOADING = ("device_copies half_precision loader loop_shapes promised_files promises rows_apart workers").split()
 _BATCHES = tuple(f"tests/runtime/test_{name}.py" for name in _LOADING)
 #: But these start processes of their own: any worker may have each test of the first, and each file of the others.
 _BY_TEST = tuple(f"tests/runtime/test_{name}.py" for name in ("births", "hangs", "hands", "quiet", "restarts"))
@@ -161,13 +158,3 @@ def quick_starts(nursery: Nursery) -> Iterator[None]:
     """All runs of a test are forked."""
     with nursery.installed():
         yield
-
-
-@pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """A browser without a window; tests that need one are skipped where there is none."""
-    from browser import Browser  # with selenium, which the oldest environment has no need of
-
-    made = Browser(tmp_path_factory.mktemp("profile"))
-    yield made
-    made.close()

@@ -25,15 +25,9 @@ CLASSIFIERS = (
     "mnist_trainer",
 )
 
-# What others of these do as well, in the same ways: trained once only, on two ranks.
-PLAIN = ("mnist_script", "mnist_trainer")
 
 # How a fixture is converted, where that isn't the default: it can set up DDP itself.
 OPTIONS = dict.fromkeys(("mnist_own_ddp", "mnist_torchrun"), Options(allow_ddp=True))
-
-
-# The fixtures of several files: each has its conversion in a folder of its own, `NAME_ddp`.
-PROJECTS = ("mnist_project",)
 
 
 def names() -> list[str]:

@@ -51,17 +51,16 @@ class Parent:
         streams: Sequence[int] = (),
         descriptors: Sequence[int] = (),
         network: str | None = None,
-        unshared: str | None = None,
     ) -> Fork:
         """Start a child that calls `target` ("module:function") with `arguments`, which go as JSON, and `descriptors`.
 
         The child's environment is `variables`, its working directory `folder`; `streams` are its standard input, output
         and error, those of this process's if there are none; `network` is the name of a namespace that it goes into, as
-        by `ip netns exec`; `unshared` are shell commands that prepare namespaces of its own. It exits as a script
-        would: with 0, with what `sys.exit` was given, or with 1 and a traceback.
+        by `ip netns exec`. It exits as a script would: with 0, with what `sys.exit` was given, or with 1 and a
+        traceback.
         """
         told: dict[str, Any] = {"target": target, "arguments": arguments, "variables": dict(variables)}
-        told |= {"folder": folder, "network": network, "unshared": unshared}
+        told |= {"folder": folder, "network": network}
         return Fork(self, self.ask({**told, "streams": len(streams)}, [*streams, *descriptors]))
 
     def ask(self, question: Mapping[str, Any], descriptors: Sequence[int] = ()) -> Any:
@@ -159,7 +158,6 @@ def launch(ranks: int, *command: str) -> None:
 
 
 _ELASTIC = "torch.distributed.elastic.multiprocessing"
-_NEW_NAMESPACES = 0x20000 | 0x4000000 | 0x40000000  # of mounts, names and networks: CLONE_NEWNS, _NEWUTS, _NEWNET
 
 
 class _Rank:
@@ -272,9 +270,6 @@ def _be_child(told: Mapping[str, Any], descriptors: list[int]) -> int:
     if told.get("network"):
         with open(f"/run/netns/{told['network']}") as namespace:
             assert ctypes.CDLL(None).setns(namespace.fileno(), 0) == 0
-    if told.get("unshared"):
-        assert ctypes.CDLL(None).unshare(_NEW_NAMESPACES) == 0
-        subprocess.run(["sh", "-c", f"mount --make-rprivate / && {told['unshared']}"], check=True)
     os.environ.clear()
     os.environ.update(told["variables"])
     os.chdir(told["folder"])

@@ -11,7 +11,6 @@ import faulthandler
 import importlib
 import os
 import pickle
-import signal
 import socket
 import subprocess
 import sys
@@ -19,7 +18,6 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -28,8 +26,6 @@ from typing import Any, NamedTuple
 import forks
 
 _SILENT = "no answer after"
-#: A signal that no test sends, at which a rank, and each of its children, writes down where its threads are.
-_TELL = getattr(signal, "SIGXCPU", None)
 
 # What the runtime and its tests import; the runtime itself is imported by each rank, as it is by a script.
 _MODULES = "torch torch._dynamo torch.distributed torch.nn.parallel torch.utils.data numpy pytest rank_pool".split()
@@ -41,21 +37,6 @@ class Worker(NamedTuple):
     process: forks.Fork
     pipe: Connection
     stacks: Path
-
-    def stack(self) -> str:
-        """Where all threads of the process are, and those of its children, such as a loader's workers."""
-        pids = [self.process.pid]
-        for pid in pids:
-            with suppress(OSError):  # it has ended meanwhile
-                for task in Path(f"/proc/{pid}/task").glob("*/children"):
-                    pids += map(int, task.read_text().split())
-        for pid in pids if _TELL else ():
-            with suppress(ProcessLookupError), self.stacks.open("a") as file:
-                file.write(f"\nprocess {pid}\n")
-                file.flush()
-                os.kill(pid, _TELL)
-                time.sleep(0.5)
-        return self.stacks.read_text()
 
 
 class Answer(NamedTuple):
@@ -112,7 +93,8 @@ class RankPool:
         if workers is None:
             workers = self._sets[n, join] = [self._start(rank, n) for rank in range(n)]
         self._jobs += 1
-        job = pickle.dumps((sys.path, os.getcwd(), n, str(Path(self._folder.name, f"store{self._jobs}")), join))
+        store = str(Path(self._folder.name, f"store{self._jobs}"))
+        job = pickle.dumps((sys.path, os.getcwd(), n, store, join, timeout))
         for rank, worker in enumerate(workers):
             worker.pipe.send_bytes(job)
             worker.pipe.send_bytes(pickle.dumps((rank, fn, args, kwargs)))
@@ -195,7 +177,7 @@ def _collect(workers: list[Worker], timeout: float) -> dict[int, Answer]:
         ready = wait(list(waiting), max(0.0, end - time.monotonic()))
         if not ready:
             what = f"{_SILENT} {timeout} s, or 20 s after another rank's failure"
-            silent = {rank: f"{what}\n{workers[rank].stack()}" for rank in waiting.values()}
+            silent = {rank: f"{what}\n{workers[rank].stacks.read_text()}" for rank in waiting.values()}
             return {**answers, **{rank: Answer(False, text, spent=True) for rank, text in silent.items()}}
         for pipe in ready:
             rank = waiting.pop(pipe)
@@ -225,21 +207,21 @@ def serve(stacks: str, devices: int, descriptor: int) -> None:
         pretend_cuda.install(devices)
         torch.cuda.init()  # as `setup` does, and DataParallel
     told = open(stacks, "a")  # noqa: SIM115 - as long as the process
-    if _TELL:
-        faulthandler.register(_TELL, told, all_threads=True)
     pipe = Connection(descriptor)
     while True:
         try:
-            path, folder, n, store, join = pickle.loads(pipe.recv_bytes())
+            path, folder, n, store, join, timeout = pickle.loads(pipe.recv_bytes())
             task = pipe.recv_bytes()
         except EOFError:
             return
         sys.path[:] = path
         os.chdir(folder)
+        faulthandler.dump_traceback_later(timeout - 5, file=told)
         try:
             answer = pickle.dumps(_run(task, n, store, join))
         except BaseException:  # noqa: BLE001 - whatever it was, the test is told
             answer = pickle.dumps(Answer(False, traceback.format_exc()))
+        faulthandler.cancel_dump_traceback_later()
         pipe.send_bytes(answer)
 
 

@@ -63,14 +63,10 @@ class Started:
             assert time.monotonic() < deadline
             time.sleep(0.02)
 
-    def wait_for_error(self, text: str) -> None:
-        """Wait until `text` stands in what it has written to standard error. AssertionError as for `wait_for`."""
-        self.wait_for_output(text, "stderr")
-
-    def wait_for_output(self, text: str, stream: str = "stdout") -> None:
-        """The same for standard output."""
+    def wait_for_output(self, text: str) -> None:
+        """Wait until `text` stands in its standard output. Raises AssertionError as `wait_for`."""
         deadline = time.monotonic() + 60
-        while text not in (self._folder / stream).read_text():
+        while text not in (self._folder / "stdout").read_text():
             assert self.process.poll() is None, self.wait().stderr
             assert time.monotonic() < deadline
             time.sleep(0.1)
@@ -118,7 +114,6 @@ class Warm:
         forked: bool = False,
         ranks: int | None = None,
         network: str | None = None,
-        unshared: str | None = None,
     ) -> Iterator[Started]:
         """As `start`, while it runs; it is ended at the end of the block.
 
@@ -126,7 +121,6 @@ class Warm:
             forked: its ranks, too.
             ranks: how many these are, where neither `nproc` nor the command says it.
             network: the network namespace in which it runs.
-            unshared: shell commands that prepare namespaces of its own, of mounts, names and networks.
         """
         self._started += 1
         folder = self._folder / str(self._started)
@@ -137,7 +131,7 @@ class Warm:
             given = [nothing.fileno() if stdin is None else stdin, out.fileno() if stdout is None else stdout]
             line = list(map(str, command))
             called = ["forks:launch", ranks or nproc or _ranks_of(line)] if forked else ["forks:run"]
-            place.update(streams=[*given, err.fileno()], network=network, unshared=unshared)
+            place.update(streams=[*given, err.fileno()], network=network)
             process = self._parent.fork(*called, *line, **place)
         process.args = line
         try:

@@ -71,12 +71,3 @@ def test_what_two_scripts_share_is_converted_once_and_each_that_wraps_has_a_setu
     files = {"a.py": "import wraps\n", "b.py": "from wraps import wrap\n", "wraps.py": _WRAPS, "c.py": "print(1)\n"}
     done = convert_files(files, ["a.py", "b.py", "c.py"], Options())
     assert [name for name in done if "ddp.setup()" in done[name].new_text] == ["a.py", "b.py"]
-
-
-def test_a_class_in_a_method_may_derive_from_the_class_around_it() -> None:
-    """The method's, not its own: it was looked for without end."""
-    nested = (
-        "class A:\n    def reverse(self):\n        class B(self.__class__):\n            pass\n        return B()\n"
-    )
-    done = convert_files({"train.py": f"{nested}{_WRAPS}"}, ["train.py"], Options())
-    assert "ddp.wrap_model(" in done["train.py"].new_text

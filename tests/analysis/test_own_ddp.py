@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import textwrap
 
-import pytest
-
 from dp2ddp.convert.pipeline import Conversion, convert_files, convert_source
 from dp2ddp.rules import Options
 
@@ -34,6 +32,8 @@ _OWN = """\
     torch.save(data, "own.pt")
     net = DDP(net.cuda(args.local_rank), device_ids=[args.local_rank])
 """
+
+
 _FULL = f"""
 net = nn.Linear(4, 2)
 if args.distributed:
@@ -61,25 +61,6 @@ def test_the_data_parallel_branch_is_converted_and_the_other_stays_to_the_byte()
     assert new.count("ddp.") == 4
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "net = DDP(Net()) if args.local_rank != -1 else nn.DataParallel(Net())\n",
-        "dist.init_process_group('nccl')\nnet = nn.DataParallel(Net())\n",
-        "def run():\n    if args.rank >= 0:\n        return DDP(Net())\n    return nn.DataParallel(Net())\nrun()\n",
-    ],
-)
-def test_on_what_it_depends_is_not_asked(body: str) -> None:
-    new = converted(body).new_text
-    assert "\nddp.setup(beside_ddp=True)\n" in new
-    assert new.partition("ddp.setup(beside_ddp=True)\n")[2].endswith(body.replace("nn.DataParallel", "ddp.wrap_model"))
-
-
-def test_an_import_that_isn_t_used_is_no_ddp() -> None:
-    for allow in (True, False):
-        assert "\nddp.setup()\n" in converted("net = nn.DataParallel(Net())\n", allow=allow).new_text
-
-
 def test_scripts_that_share_a_file_are_converted_together() -> None:
     script = "import torch.nn as nn\nfrom nets import Net\nnet = nn.DataParallel(Net())\n"
     nets = (
@@ -104,9 +85,3 @@ def test_the_option_is_named_beside_all_that_is_in_its_way() -> None:
     assert "which gives back tensors for whole batches (no list with an item for each image)" in told[0]
     assert told[1].startswith("14: `Other` changes how `DataParallel` works (`scatter`); nothing was converted; wrap")
     assert "calls init_process_group; nothing was converted; start that as before; --allow-ddp" in told[2]
-
-
-def test_frameworks_are_refused_all_the_same() -> None:
-    (note,) = converted("from accelerate import Accelerator\nnet = nn.DataParallel(Net())\n").notes
-    assert "imports Accelerate" in note.what
-    assert note.todo.startswith("it starts a process on each GPU by itself")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dp2ddp.analysis.own_ddp import is_converted
 from dp2ddp.convert.pipeline import convert_files, convert_source
 from dp2ddp.rules import Options
-from dp2ddp.source.program import link
 
 WRAP = "import torch.nn\nwrapped = torch.nn.DataParallel(net)\n"
 
@@ -64,19 +62,6 @@ def test_refused(source: str, line: int, what: str) -> None:
 )
 def test_not_refused(source: str) -> None:
     assert convert_source(source + WRAP, "train.py", Options()).changed
-
-
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ("import dp2ddp_runtime as ddp\n", True),
-        ("def f():\n    from dp2ddp_runtime import setup\n", True),
-        ("import dp2ddp_runtime.base.world\n", True),
-        ("import dp2ddp_runtimes\nddp = 1\n", False),
-    ],
-)
-def test_converted_scripts_are_known_by_their_import(source: str, expected: bool) -> None:
-    assert is_converted(link({"train.py": source}, ["train.py"], lambda *asked: None).files[0]) is expected
 
 
 def test_what_another_file_sets_up_is_refused_whoever_calls_it() -> None:

@@ -21,27 +21,6 @@ def converted(body: str, *, loop: str = _LOOP) -> Conversion:
     return convert_source(_HEAD + textwrap.dedent(body).lstrip("\n") + loop, "train.py", Options())
 
 
-@pytest.mark.parametrize("made", ["torch.compile(nn.DataParallel(model))", "nn.DataParallel(torch.compile(model))"])
-def test_the_loaders_of_a_compiled_model_are_shared_out(made: str) -> None:
-    body = f"model = nn.Linear(4, 2)\nnet = {made}\nnet = torch.compile(net, dynamic=True)\n"
-    assert "loader = ddp.shard_loader(DataLoader(data, 4))" in converted(body).new_text
-
-
-def test_what_may_be_a_model_or_an_optimizer_is_wrapped_as_a_model() -> None:
-    body = """
-        def load(file, optimizer=None):
-            found = {}
-            found['optimizer'] = optimizer
-            return found
-        net = nn.Linear(4, 2)
-        optimizer = torch.optim.SGD(net.parameters())
-        if resume:
-            net, optimizer = load(resume, optimizer=optimizer)
-        net = nn.DataParallel(net)
-    """
-    assert "\nnet = ddp.wrap_model(net)\n" in converted(body).new_text
-
-
 # Each with the line that it becomes.
 VALUES = {
     "another name": ("wrap = nn.DataParallel\nnet = wrap(nn.Linear(4, 2))\n", "wrap = ddp.WrappedModel"),
@@ -82,20 +61,6 @@ def test_the_class_itself_is_handed_on(shape: str) -> None:
 def test_arguments_stay_as_they_are(given: str) -> None:
     new = converted(f"net = nn.DataParallel({given}).cuda()\n").new_text
     assert f"\nddp.setup()\nnet = ddp.wrap_model({given}).cuda()\n" in new
-
-
-@pytest.mark.parametrize("test", ["not args.single or args.force", "args.gpu is None", "len(ids) > 1", "False"])
-def test_the_start_depends_on_no_condition(test: str) -> None:
-    """How many processes there are is known when the model is wrapped."""
-    body = f"if {test}:\n    net = nn.DataParallel(net)\n"
-    new = converted(f"{body}else:\n    net = nn.DataParallel(net, [0])\n").new_text
-    assert f"\nddp.setup()\n{body.replace('nn.DataParallel', 'ddp.wrap_model')}" in new
-
-
-@pytest.mark.parametrize("more", ["", ", *, nn=nn"])
-def test_a_module_that_is_a_parameter_s_default_is_that_module(more: str) -> None:
-    script = f"def build(net{more or ', nn=nn'}):\n    return nn.DataParallel(net)\nnet = build(nn.Linear(4, 2))\n"
-    assert "    return ddp.wrap_model(net)\n" in converted(script).new_text
 
 
 @pytest.mark.parametrize(
@@ -148,49 +113,8 @@ def test_what_changes_data_parallel_itself_is_left_alone(shape: str) -> None:
     assert [(note.rule, note.what.startswith(what)) for note in conversion.notes] == [("DDP016", True)]
 
 
-def test_other_kinds_of_parallelism_are_their_script_s_business() -> None:
-    body = """
-        from fairscale.nn import ShardedDataParallel
-        net = nn.DataParallel(nn.Linear(4, 2))
-        if FLAG:
-            other = ShardedDataParallel(nn.Linear(4, 2))
-        """
-    assert "net = ddp.wrap_model(nn.Linear(4, 2)" in converted(body).new_text
-
-
-def test_annotations_name_the_new_class() -> None:
-    body = """
-        def keep(net: nn.DataParallel) -> nn.DataParallel:
-            same: nn.DataParallel = net
-            return same
-        net = keep(nn.DataParallel(nn.Linear(4, 2)))
-        """
-    conversion = converted(body)
-    assert "def keep(net: ddp.WrappedModel) -> ddp.WrappedModel:" in conversion.new_text
-    assert "    same: ddp.WrappedModel = net" in conversion.new_text
-
-
-AT_IMPORT = {
-    "a class attribute": "class Config:\n    net = nn.DataParallel(nn.Linear(4, 2))\nnet = Config().net\n",
-    "a default": "def keep(net=nn.DataParallel(nn.Linear(4, 2))):\n    return net\nnet = keep()\n",
-}
-
-
-@pytest.mark.parametrize("shape", AT_IMPORT)
-def test_processes_start_before_what_a_definition_wraps(shape: str) -> None:
-    conversion = converted(AT_IMPORT[shape])
-    assert conversion.new_text.index("ddp.setup()") < conversion.new_text.index("ddp.wrap_model(")
-    assert "ddp.shard_loader(" in conversion.new_text
-
-
 @pytest.mark.parametrize("given", ["net, x, range(2)", "net, *xs", "net, x, **options", "*args"])
 @pytest.mark.parametrize("way", ["import torch.nn.parallel as P", "from torch.nn import parallel as P"])
 def test_data_parallel_keeps_its_arguments(way: str, given: str) -> None:
     new = convert_source(f"{way}\ny = P.data_parallel({given})\n", "train.py", Options()).new_text
     assert new == f"{way}\nimport dp2ddp_runtime as ddp\n\nddp.setup()\ny = ddp.data_parallel({given})\n"
-
-
-def test_what_tells_a_loading_which_classes_there_are_stays() -> None:
-    """Checkpoints name the original's class, whoever saved them."""
-    safe = "torch.serialization.add_safe_globals([nn.DataParallel])\n"
-    assert safe in converted(f"{safe}net = nn.DataParallel(nn.Linear(4, 2))\n").new_text

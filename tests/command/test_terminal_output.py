@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from dp2ddp.cli import main
 from dp2ddp.command import progress
 
 SCRIPT = "import torch.nn as nn\n\nnet = nn.DataParallel(nn.Linear(4, 2))\n"
+
+
 #: What has a line.
 SLOW = """\
 import sys
@@ -79,9 +79,3 @@ def test_without_a_terminal_nothing_is_shown(capfd: pytest.CaptureFixture[str]) 
     with progress.shown("reading", wanted=True):
         progress.doing("converting")
     assert capfd.readouterr() == ("", "")
-
-
-def test_help_cuts_no_line_off_and_says_where_the_documentation_is() -> None:
-    said = CliRunner().invoke(main, ["--help"]).output
-    assert "..." not in said.partition("\n")[2]
-    assert "docs/quickstart.md" in said

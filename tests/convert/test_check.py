@@ -10,9 +10,8 @@ import pytest
 from click.testing import Result
 from commands import command
 
-from dp2ddp.cli import main
 from dp2ddp.convert.findings import NOTE, Found
-from dp2ddp.convert.formats import FORMATS, as_github
+from dp2ddp.convert.formats import as_github
 
 SCRIPT = """\
 import torch
@@ -80,33 +79,12 @@ def test_the_full_form_shows_the_source_and_what_becomes_of_it() -> None:
     ]
 
 
-def test_a_caret_stands_where_characters_are_wide_or_spelled_out(folder: Path) -> None:
-    (folder / "train.py").write_text(SCRIPT.replace("torch.save", '"\x1b"; torch.save'))
-    lines = run("train.py").stdout.splitlines()
-    assert lines[lines.index('4 | "\\x1b"; torch.save(net, "net.pt")', lines.index(" --> train.py:4:6")) + 1 :][0] == (
-        "  | " + " " * 8 + "^" * 10
-    )
-
-
 @pytest.mark.usefixtures("folder")
 def test_what_needs_no_conversion_is_fine() -> None:
     done = run("plain.py")
     assert (done.exit_code, done.stdout, done.stderr) == (0, "", "nothing to convert\n")
     assert findings("plain.py") == []
     assert run("plain.py", "--format", "github").stdout == ""
-
-
-def test_a_converted_script_is_fine(folder: Path) -> None:
-    assert command("convert", "train.py", "--in-place").exit_code == 0
-    assert run("train.py").exit_code == 0
-
-
-def test_a_wrap_that_can_t_be_converted_is_refused(folder: Path) -> None:
-    (folder / "own.py").write_text(
-        "import torch.nn as nn\nclass Wrap(nn.DataParallel):\n    def scatter(self, *args):\n        return args\n"
-        "net = Wrap(nn.Linear(4, 2))\n"
-    )
-    assert [(each["kind"], each["rule"]) for each in findings("own.py")] == [("refused", "DDP016")]
 
 
 @pytest.mark.parametrize(
@@ -122,21 +100,6 @@ def test_a_script_that_wraps_and_is_no_python_is_refused(folder: Path) -> None:
     (folder / "old.py").write_text("print 'x'\nnet = nn.DataParallel(net)\n")
     (refused,) = findings("old.py")
     assert (refused["kind"], refused["line"]) == ("refused", 1)
-
-
-@pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("given", ["missing.py", ""])
-def test_bad_input_is_one_line(given: str) -> None:
-    done = run(given)
-    assert done.exit_code == 2
-    assert done.stderr.startswith("dp2ddp: ")
-    assert done.stdout == ""
-
-
-@pytest.mark.usefixtures("folder")
-def test_the_command_offers_every_format() -> None:
-    (option,) = [each for each in main.commands["check"].params if each.name == "form"]  # type: ignore[attr-defined]
-    assert list(option.type.choices) == list(FORMATS)  # type: ignore[attr-defined]
 
 
 def test_annotations_escape_what_scripts_contain() -> None:

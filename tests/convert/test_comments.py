@@ -56,17 +56,6 @@ def test_a_line_is_left_to_a_person(comment: str) -> None:
     assert "DDP011" not in {edit.rule for edit in done.edits}
 
 
-def test_behind_the_last_line_of_an_expression_it_is_for_that() -> None:
-    loader = '    "test": DataLoader(\n        torch.rand(8, 4),\n        batch_size=4,\n    ),\n'
-    script = SCRIPT.replace('    "test": DataLoader(torch.rand(8, 4), 4),\n', loader)
-    assert notes(convert(commented(script, "),", "[DDP005]"))) == [("DDP005", 8)]
-
-
-def test_in_a_string_it_is_no_comment() -> None:
-    done = convert(SCRIPT.replace('"log.avi"', '"# dp2ddp: ignore"'))
-    assert (notes(done), "ddp.main_only" in done.new_text) == ([], True)
-
-
 @pytest.mark.parametrize(
     ("line", "comment", "what"),
     [

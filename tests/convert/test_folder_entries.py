@@ -84,23 +84,3 @@ def test_if_no_script_can_be_converted_the_first_says_why(project: Path) -> None
     assert (result.exit_code, result.stderr) == (2, "dp2ddp: project/nets.py:1: it is refused\n")
     write(project, {"nets.py": "print 'DataParallel'\n"})
     assert run("project").stderr.startswith("dp2ddp: project/nets.py:1: Python 2")
-
-
-def test_imported_files_that_cant_be_read_matter_if_they_wrap(project: Path) -> None:
-    write(project, {"plain.py": "print 'x'\n"})
-    result = run("project", "-o", "out")
-    assert result.exit_code == 0, result.output
-    assert "  project/plain.py:1: Python 2 (the print statement)" in result.stderr
-    write(project, {"plain.py": "print 'DataParallel'\n"})
-    refused = run("project", "-o", "other", "--entry", "train.py")
-    assert refused.exit_code == 2
-    assert refused.stderr.startswith("dp2ddp: project/plain.py:1: Python 2")
-
-
-def test_a_script_that_is_left_alone_is_named_once(project: Path) -> None:
-    helper = "import torch.nn as nn\ndef wrap2(net):\n    return OLD\n"
-    write(project, {"helper.py": helper, "train.py": f"from nets import wrap\nfrom helper import wrap2\n{GUARD}"})
-    write(project, {"dist.py": f"from nets import wrap  # REFUSED\nfrom helper import wrap2\n{GUARD}"})
-    result = run("project", "-o", "out")
-    assert result.stderr.count("left as it is, but it imports") == 1
-    assert " and 1 more, which changed; run it with the originals" in result.stderr

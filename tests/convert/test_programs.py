@@ -9,100 +9,11 @@ from click.testing import CliRunner
 
 from dp2ddp.cli import main
 from dp2ddp.convert.pipeline import Conversion, convert_files
-from dp2ddp.errors import BadInput
 from dp2ddp.rules import Options
-
-MODEL = """\
-import torch.nn as nn
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Linear(4, 2)
-
-    def forward(self, x):
-        return self.fc(x)
-
-
-def build(name):
-    return nn.DataParallel(Net()).cuda()
-"""
-LOADERS = """\
-from torch.utils.data import DataLoader, TensorDataset
-
-
-def get(data, batch_size):
-    train = DataLoader(data, batch_size=batch_size, shuffle=True)
-    test = DataLoader(data, batch_size=100)
-    return train, test
-"""
-TRAIN = """\
-import torch
-from lib import data as datasets
-from lib.models import build
-import engine
-
-
-def main():
-    torch.manual_seed(0)
-    train_loader, test_loader = datasets.get(None, 8)
-    net = build("net")
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for epoch in range(3):
-        engine.train(train_loader, net, optimizer)
-        print(epoch, engine.test(test_loader, net))
-
-
-if __name__ == "__main__":
-    main()
-"""
-ENGINE = """\
-import torch
-import torch.nn.functional as F
-
-
-def train(loader, model, optimizer):
-    for x, y in loader:
-        loss = F.cross_entropy(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
-def test(loader, model):
-    correct = 0
-    with torch.no_grad():
-        for x, y in loader:
-            correct += (model(x).argmax(1) == y).sum().item()
-    return correct
-"""
-PROJECT = {"train.py": TRAIN, "engine.py": ENGINE, "lib/models.py": MODEL, "lib/data.py": LOADERS}
 
 
 def converted(files: dict[str, str], *entries: str, **options: object) -> dict[str, Conversion]:
     return convert_files(files, entries or ("train.py",), Options(**options))  # type: ignore[arg-type]
-
-
-def test_a_wrap_in_a_program_that_was_converted_without_it_is_named() -> None:
-    once = {name: conversion.new_text for name, conversion in converted(PROJECT).items()}
-    late = "from torch import nn\nfrom lib.models import build\n\nnet = nn.DataParallel(nn.Linear(1, 1))\n"
-    with pytest.raises(BadInput, match=r"late\.py:4: .* lib/models\.py, which was converted before"):
-        converted({**once, "late.py": late}, "late.py")
-
-
-@pytest.mark.parametrize(
-    ("importing", "used"),
-    [
-        ("from lib.models import *", "build"),
-        ("import lib.models", "lib.models.build"),
-        ("import lib.models as m", "m.build"),
-    ],
-)
-def test_a_factory_by_any_import(importing: str, used: str) -> None:
-    train = TRAIN.replace("from lib.models import build", importing).replace('build("net")', f'{used}("net")')
-    done = converted({**PROJECT, "train.py": train})
-    assert "ddp.shard_loader(" in done["lib/data.py"].new_text  # what it returns was called
 
 
 def test_setup_stands_above_the_imports_of_the_programs_own_modules() -> None:
@@ -121,22 +32,6 @@ def test_setup_stands_above_the_imports_of_the_programs_own_modules() -> None:
         "import sys",
         "print(net)",
     ]
-
-
-def test_conversions_do_not_depend_on_the_order_of_sets() -> None:
-    files = {
-        **PROJECT,
-        "train.py": TRAIN.replace('build("net")', "getattr(zoo, 'net')()").replace(
-            "from lib.models import build", "from lib import zoo"
-        ),
-        "lib/zoo.py": "import torch.nn as nn\n"
-        + "".join(
-            f"class M{i}(nn.Module):\n    def forward(self, x):\n        return (x,) if x else x\n\n\n"
-            f"def make{i}():\n    return nn.DataParallel(M{i}())\n"
-            for i in range(9)
-        ),
-    }
-    assert len({str(converted(files)) for _ in range(5)}) == 1
 
 
 @pytest.mark.parametrize(

@@ -72,13 +72,6 @@ def test_options_of_dp2ddp_exist(words: list[str]) -> None:
             parameter.type.convert(values, parameter, None)
 
 
-@pytest.mark.parametrize("words", _commands("torchrun", whole=True))
-def test_options_of_torchrun_exist(words: list[str]) -> None:
-    from torch.distributed.run import get_args_parser
-
-    get_args_parser().parse_args([re.sub(r"=(?:N|\$\w+)$", "=1", word) for word in words[1:]])
-
-
 def test_commands_of_dev_exist() -> None:
     shown = subprocess.run(
         [sys.executable, "dev.py", "-h"], cwd=blocks.ROOT, capture_output=True, text=True, check=True

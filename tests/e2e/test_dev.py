@@ -35,23 +35,6 @@ def ready(dev: ModuleType, folder: Path):
     return environment
 
 
-def test_a_finished_environment_is_not_made_again(
-    dev: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    environment = ready(dev, tmp_path)
-    environment.make()
-    assert capsys.readouterr().out == ""
-
-
-def test_other_dependencies_another_interpreter_or_another_place_make_it_anew(dev: ModuleType, tmp_path: Path) -> None:
-    environment = ready(dev, tmp_path)
-    assert environment.ready()
-    assert not dev.Environment(environment.folder, ("-e", ".", "torch==2.1.0")).ready()
-    assert not dev.Environment(environment.folder, environment.packages, "/usr/bin/python3.9").ready()
-    (tmp_path / "pyproject.toml").write_text("[project]\ndependencies = ['x']\n")
-    assert not environment.ready()
-
-
 def test_without_venv_it_says_so_in_one_line(
     dev: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -83,20 +66,3 @@ def test_wrong_usage_ends_with_code_2(dev: ModuleType, arguments: list[str]) -> 
     except SystemExit as error:  # argparse's own way
         code = error.code
     assert code == 2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "parallel"),
-    [([], True), (["-m", "not slow"], True), (["tests/rules"], False), (["-x", "tests/rules/a.py::test_b"], False)],
-)
-def test_all_tests_are_run_by_several_processes(
-    dev: ModuleType, tmp_path: Path, arguments: list[str], parallel: bool
-) -> None:
-    (tmp_path / "tests/rules").mkdir(parents=True)
-    (tmp_path / "tests/rules/a.py").touch()
-    assert bool(dev.workers(arguments)) == parallel
-
-
-def test_the_tests_processes_keep_the_bytecode_that_they_make(dev: ModuleType) -> None:
-    given = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": "/elsewhere", "HOME": "/home/me"}
-    assert dev.clean(given) == {"HOME": "/home/me"}

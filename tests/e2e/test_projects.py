@@ -40,12 +40,6 @@ def test_the_project_s_conversion_is_the_golden_tree(tmp_path: Path) -> None:
     assert len(match) == 15
 
 
-def test_converting_the_conversion_changes_nothing(tmp_path: Path) -> None:
-    result = CliRunner().invoke(main, ["convert", str(GOLDEN), "-o", str(tmp_path / "out")])
-    assert result.exit_code == 0, result.output
-    assert filecmp.cmpfiles(tmp_path / "out", GOLDEN, files(GOLDEN), shallow=False)[1:] == ([], [])
-
-
 def verdict_of(name: str, folder: Path, options: Options, *arguments: str) -> Comparison:
     """Both sides of a script of the project, compared."""
     request = Request(PROJECT / name, arguments, GOLDEN / name, options=options)

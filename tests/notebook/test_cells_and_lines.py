@@ -7,7 +7,6 @@ import contextlib
 from pathlib import Path
 
 import making
-import nbformat
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -78,36 +77,6 @@ def test_what_a_cell_shows_is_printed(cell: str, out: str, capsys: pytest.Captur
     assert capsys.readouterr().out == out
 
 
-@pytest.mark.parametrize(
-    ("line", "becomes"),
-    [
-        ("from tqdm.notebook import tqdm, trange", "from tqdm.auto import tqdm, trange"),
-        ("from tqdm.autonotebook import tqdm", "from tqdm.auto import tqdm"),
-        ("from tqdm import tqdm_notebook as tqdm", "from tqdm import tqdm as tqdm"),
-        ("from tqdm import tqdm_notebook, tnrange", "from tqdm import tqdm, trange"),
-        ("import tqdm.notebook", "import tqdm.auto"),
-        ("for x in tqdm.notebook.tqdm(a): pass", "for x in tqdm.auto.tqdm(a): pass"),
-        ("import tqdm_notebook_utils", "import tqdm_notebook_utils"),
-    ],
-)
-def test_progress_bars_are_the_terminal_s(line: str, becomes: str) -> None:
-    assert code(line).splitlines()[-1] == becomes
-
-
-def test_ipython_is_not_there_in_a_script() -> None:
-    assert "# get_ipython().run_line_magic('matplotlib', 'inline')" in code(
-        "get_ipython().run_line_magic('matplotlib', 'inline')"
-    )
-    made = script("if x:\n    get_ipython().system(\n        'ls é')\ny = 1")
-    assert made.text.endswith("if x:\n    pass  # get_ipython().system(\n    # 'ls é')\ny = 1\n")
-    assert [remark.what for remark in made.remarks] == ["a command is run by the notebook, not by the script"]
-
-
-def test_columns_are_right_behind_what_is_no_python_any_more() -> None:
-    shown = '__import__("sys").displayhook(f(x.to(d, non_blocking=True)))'
-    assert code("f(x.to(d, async=True))").splitlines()[-1] == shown
-
-
 def test_what_belongs_on_top_goes_there() -> None:
     text = script("x = 1", "from __future__ import annotations\nfiles = !ls").text
     assert text.splitlines()[1:3] == ["from __future__ import annotations", "import subprocess"]
@@ -118,23 +87,6 @@ def test_a_mistake_is_named_by_its_cell() -> None:
     with pytest.raises(BadInput) as error:
         script("#md text", "x = 1", "y = (1\n", "z = 2")
     assert str(error.value).startswith("train.ipynb:cell 3:1:5: syntax error: '(' was never closed")
-
-
-def test_cells_that_were_run_in_another_order_are_told() -> None:
-    path = making.write(Path("train.ipynb"), "a = 1", "b = 2", "c = 3")
-    notebook = nbformat.read(path, as_version=4)
-    for cell, count in zip(notebook.cells, (5, 3, 9)):
-        cell.execution_count = count
-    nbformat.write(notebook, path)
-    made = read("train.ipynb")
-    (remark,) = made.remarks
-    assert made.places.of(remark.line).cell == 2
-    assert remark.what == "this cell was run before one above it; the script runs from top to bottom"
-
-
-def test_what_needs_colab_s_process_is_told() -> None:
-    (remark,) = script("from google.colab import drive\ndrive.mount('/x')").remarks
-    assert remark.what.startswith("google.colab talks to the notebook's own process")
 
 
 FRAGMENTS = [

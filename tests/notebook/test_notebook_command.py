@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from pathlib import Path
-from typing import Any
 
 import fixture_data
 import making
-import nbformat
 import pytest
 from commands import command as run
 from making import WRAP
 
 LOADED = WRAP.replace("\n", "\nimport torch.utils.data as data\nloader = data.DataLoader([1])\n", 1)
+
+
 FIXTURE = fixture_data.FIXTURES / "notebook"
-# Before click 8.2 the two outputs are kept apart only on demand.
 
 
 @pytest.fixture(autouse=True)
@@ -52,15 +49,6 @@ def test_a_notebook_becomes_a_script(notebook: Path) -> None:
     assert verbose.exit_code == 1
     assert "\n         train.ipynb:cell 2:3  DDP002  " in verbose.stderr
     assert "+net = ddp.wrap_model(nn.Linear(4, 2))\n" in run("convert", "train.ipynb").stdout
-
-
-def test_the_summary_as_json_has_cells(notebook: Path) -> None:
-    data = json.loads(run("convert", "train.ipynb", "-o", "train_ddp.py", "--format", "json").stdout)
-    assert [(each["rule"], each["cell"], each["line"]) for each in data["findings"]] == [
-        ("notebook", 2, 1),
-        ("DDP001", 2, 2),
-        ("DDP002", 2, 3),
-    ]
 
 
 def test_a_folder_gets_scripts(notebook: Path) -> None:
@@ -144,67 +132,3 @@ def test_bad_notebooks_are_one_line(data: bytes, message: str) -> None:
         assert done.stderr.count("\n") == 1
     assert os.listdir() == ["train.ipynb"]
     assert Path("train.ipynb").read_bytes() == data
-
-
-@pytest.mark.parametrize(
-    "metadata", [{"language_info": {"name": "R"}}, {"kernelspec": {"name": "ir", "display_name": "R", "language": "R"}}]
-)
-def test_another_language_is_refused(metadata: dict[str, object]) -> None:
-    making.write(Path("train.ipynb"), "x <- 1", **metadata)
-    done = run("convert", "train.ipynb", "-o", "out.py")
-    assert (done.exit_code, done.stderr) == (2, "dp2ddp: train.ipynb: a notebook in r, not in Python\n")
-
-
-def test_a_missing_notebook_and_one_on_standard_input_are_told(notebook: Path) -> None:
-    assert run("convert", "none.ipynb", "-o", "out.py").stderr == "dp2ddp: none.ipynb: no such file\n"
-    given = run("convert", "-", "-o", "-", given=notebook.read_bytes())
-    assert given.stderr == "dp2ddp: <stdin>: a notebook, not a script; give it by a name that ends in .ipynb\n"
-
-
-def test_large_outputs_do_not_matter(notebook: Path) -> None:
-    content = nbformat.read(notebook, as_version=4)
-    content.cells[1].outputs = [nbformat.v4.new_output("stream", text="x" * 20_000_000)]
-    nbformat.write(content, notebook)
-    assert run("convert", "train.ipynb", "-o", "out.py").exit_code == 0
-    assert Path("out.py").stat().st_size < 10_000
-
-
-def test_without_nbformat_it_says_what_to_install(notebook: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "nbformat", None)
-    done = run("convert", "train.ipynb", "-o", "out.py")
-    message = "notebooks need nbformat; pip install nbformat"
-    assert (done.exit_code, done.stderr) == (2, f"dp2ddp: train.ipynb: {message}\n")
-    # One among other files doesn't keep these from being checked, and isn't passed over either.
-    Path("train.py").write_text(f"{WRAP}\n")
-    checked = run("check", ".", "--output-format", "concise")
-    assert checked.exit_code == 1
-    assert f"train.ipynb:1:1: refused: {message}\n" in checked.stdout
-    assert "train.py:2:7: DDP002" in checked.stdout
-
-
-def test_notebooks_of_a_folder_are_checked_and_left_as_they_are(notebook: Path, tmp_path_factory: Any) -> None:
-    os.makedirs("a/.ipynb_checkpoints")
-    making.write(Path("a/other.ipynb"), WRAP)
-    making.write(Path("a/.ipynb_checkpoints/other-checkpoint.ipynb"), WRAP)
-    making.write(Path("plain.ipynb"), "x = 1")
-    found = json.loads(run("check", ".", "--format", "json").stdout)["findings"]
-    assert {(each["file"], each["cell"]) for each in found} == {("a/other.ipynb", 1), ("train.ipynb", 2)}
-    done = run("convert", ".", "-o", str(tmp_path_factory.mktemp("converted")))
-    assert done.exit_code == 0, done.output
-    assert "  a/other.ipynb: a notebook, which is left as it is; convert it by its own name" in done.stderr
-    assert "plain.ipynb" not in done.stderr
-
-
-def test_forms_that_know_lines_of_files_alone_name_the_cell_in_the_message(notebook: Path) -> None:
-    lines = run("check", "train.ipynb", "--format", "concise").stdout.splitlines()
-    assert lines[2].startswith("train.ipynb:cell 2:3:7: DDP002 ")
-    for form in ("github", "sarif"):
-        assert "cell 2, line 3: " in run("check", "train.ipynb", "--format", form).stdout
-    assert "file=train.ipynb,line=1,col=1," in run("check", "train.ipynb", "--format", "github").stdout
-
-
-def test_verify_names_the_cell_of_what_it_can_t_convert(notebook: Path) -> None:
-    making.write(notebook, "x = 1", f"{WRAP}\nfrom torch.nn.parallel import DistributedDataParallel as DDP\nDDP(net)")
-    done = run("verify", "train.ipynb")
-    assert done.exit_code == 2
-    assert done.stderr.startswith("dp2ddp: train.ipynb:cell 2:")

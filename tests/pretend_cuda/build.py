@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,15 +20,7 @@ FLAGS = ("-std=c++20", "-fPIC", "-O1", "-DUSE_DISTRIBUTED")
 
 
 class PretendCudaUnavailableError(RuntimeError):
-    """The pretend CUDA can't be used here; the message says why, in one line.
-
-    Attributes:
-        todo: what the user can do about it, if anything.
-    """
-
-    def __init__(self, why: str, todo: str = "") -> None:
-        super().__init__(why)
-        self.todo = todo
+    """The pretend CUDA can't be used here; the message says why, in one line."""
 
 
 def load() -> ctypes.CDLL:
@@ -38,47 +29,29 @@ def load() -> ctypes.CDLL:
     Raises:
         PretendCudaUnavailableError: this torch has no CUDA in it, or there is no compiler that does it.
     """
-    library = compiled()
-    try:
-        return ctypes.CDLL(str(library))
-    except OSError as error:
-        raise PretendCudaUnavailableError(f"pretend CUDA: {library} can't be loaded: {error}") from error
+    return ctypes.CDLL(str(compiled()))
 
 
-def compiled(compiling: Callable[[], None] = lambda: None) -> Path:
-    """Where the native half is, compiled first if the cache doesn't have it. Raises as `load`.
-
-    Args:
-        compiling: is called if it has to be.
-    """
+def compiled() -> Path:
+    """Where the native half is, compiled first if the cache doesn't have it. Raises as `load`."""
     if torch.version.cuda is None:
         raise PretendCudaUnavailableError(
             f"pretend CUDA needs a CUDA build of torch, which {torch.__version__} isn't; no GPU is needed"
         )
     if not hasattr(torch, "AcceleratorError"):  # to compile it all the same would take a minute, in vain
         raise PretendCudaUnavailableError(f"pretend CUDA was made for torch 2.15, and not for {torch.__version__}")
-    if sys.platform != "linux":
-        raise PretendCudaUnavailableError(f"pretend CUDA works on Linux only, not on {sys.platform}")
     library = _cached()
     if not library.exists():
-        try:
-            _compile_once(library, compiling)
-        except OSError as error:
-            raise PretendCudaUnavailableError(
-                f"pretend CUDA can't be kept in {library.parent}: {error.strerror}",
-                todo="name another folder in XDG_CACHE_HOME",
-            ) from error
+        _compile_once(library)
     return library
 
 
-def _compile_once(library: Path, compiling: Callable[[], None]) -> None:
-    import fcntl  # Windows has none
-
+def _compile_once(library: Path) -> None:
     library.parent.mkdir(parents=True, exist_ok=True)
     with open(library.with_suffix(".lock"), "w") as file:  # it takes a minute of a processor: once for all
         fcntl.flock(file, fcntl.LOCK_EX)
         if not library.exists():
-            _compile(library, compiling)
+            _compile(library)
 
 
 def _cached() -> Path:
@@ -96,13 +69,10 @@ def _torch() -> Path:
     return Path(torch.__file__).parent
 
 
-def _compile(library: Path, compiling: Callable[[], None]) -> None:
+def _compile(library: Path) -> None:
     compiler = shutil.which("g++")
     if compiler is None:
-        raise PretendCudaUnavailableError(
-            "pretend CUDA needs g++, once, to compile a small file, and finds none", todo="install g++"
-        )
-    compiling()
+        raise PretendCudaUnavailableError("pretend CUDA needs g++, once, to compile a small file; install it")
     # In a folder of its own, then moved: other processes see the whole file or none.
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         include = [f"-I{_torch() / 'include'}", f"-I{_torch() / 'include/torch/csrc/api/include'}"]

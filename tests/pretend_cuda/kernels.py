@@ -23,8 +23,6 @@ def install() -> Any:
         "_thnn_fused_gru_cell": gru_cell,
         "_thnn_fused_gru_cell_backward": gru_cell_backward,
         **dict.fromkeys(LOSSES, lambda *_, **__: False),
-        "_fused_rms_norm": rms_norm,
-        "_fused_rms_norm_backward": rms_norm_backward,
         "record_stream": lambda tensor, stream: None,
     }.items():
         library.impl(name, kernel)
@@ -38,27 +36,6 @@ def native_dropout(tensor: Tensor, p: float, train: bool | None) -> tuple[Tensor
     noise = torch.empty_like(tensor).bernoulli_(1 - p)
     mask = noise.bool()
     return tensor * noise.div_(1 - p), mask
-
-
-def rms_norm(tensor: Tensor, shape: list[int], weight: Tensor | None, eps: float | None) -> tuple[Tensor, Tensor]:
-    """`nn.RMSNorm`: the output, and what it was scaled by."""
-    dims = list(range(tensor.dim() - len(shape), tensor.dim()))
-    eps = torch.finfo(tensor.dtype).eps if eps is None else eps
-    scale = (tensor.pow(2).mean(dims, keepdim=True) + eps).rsqrt()
-    output = tensor * scale
-    return (output if weight is None else output * weight), scale
-
-
-def rms_norm_backward(
-    grad: Tensor, tensor: Tensor, shape: list[int], scale: Tensor, weight: Tensor | None, mask: list[bool]
-) -> tuple[Any, Any]:
-    """The gradients of the input and the weight."""
-    leading = tensor.dim() - len(shape)
-    normed = tensor * scale
-    inner = grad if weight is None else grad * weight
-    mean = (inner * normed).mean(list(range(leading, tensor.dim())), keepdim=True)
-    to_weight = (grad * normed).sum(list(range(leading))) if leading else grad * normed
-    return (inner - normed * mean) * scale if mask[0] else None, to_weight if mask[1] and weight is not None else None
 
 
 def _biased(gates: Tensor, bias: Tensor | None) -> Tensor:

@@ -36,12 +36,6 @@ class Stream(torch.Stream):
         """The handle; the default stream's is 0."""
         return 0
 
-    def record_event(self, event: Any = None) -> Any:
-        """As `torch.cuda.Stream` has it."""
-        event = Event() if event is None else event
-        event.record(self)
-        return event
-
     wait_event = wait_stream = _nothing
 
     @property
@@ -49,42 +43,17 @@ class Stream(torch.Stream):
         return self.cuda_stream
 
 
-class Event:
-    """Stands in for `torch.cuda.Event`: what it waits for has been done already."""
-
-    def __init__(
-        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **_: Any
-    ) -> None:
-        self.device: torch.device | None = None
-
-    def record(self, stream: Any = None) -> None:
-        """As `torch.cuda.Event` has it."""
-        self.device = torch.device("cuda", torch.cuda.current_device()) if stream is None else stream.device
-
-    wait = synchronize = _nothing
-
-    def query(self) -> bool:
-        """As `torch.cuda.Event` has it."""
-        return True
-
-    def elapsed_time(self, end_event: Any) -> float:
-        """As `torch.cuda.Event` has it: streams' time isn't pretended."""
-        return 0.0
-
-
 def install(devices: Devices, library: ctypes.CDLL) -> None:
     """Put the stand-ins where `torch.cuda` looks for them, and where storages and process groups are made."""
     _install_storages()
     major, minor, patch = torch._C._cudnn.getCompileVersion()  # type: ignore[attr-defined,unused-ignore]
     library.pretend_set_cudnn(ctypes.c_long(major * 10000 + minor * 100 + patch))
-    for name, function in {**_device_functions(devices), **_stream_functions(devices), **_memory_functions()}.items():
+    for name, function in {**_device_functions(devices), **_stream_functions(devices)}.items():
         _replace(name, function)
     cuda = import_module("torch.cuda")
     _set(cuda, _device_count_nvml=devices.count, _cached_device_count=None, _is_in_bad_fork=lambda: devices.bad_fork)
-    _set(cuda, Stream=Stream, Event=Event, mem_get_info=lambda device=None: (Properties.total_memory,) * 2)
-    _set(import_module("torch.cuda.streams"), Stream=Stream, Event=Event)
-    # The CUDA runtime library itself; its functions aren't pretended.
-    _set(import_module("torch.cuda.memory"), mem_get_info=cuda.mem_get_info)
+    _set(cuda, Stream=Stream)
+    _set(import_module("torch.cuda.streams"), Stream=Stream)
 
 
 def _device_functions(devices: Devices) -> dict[str, Callable[..., Any]]:
@@ -107,13 +76,7 @@ def _device_functions(devices: Devices) -> dict[str, Callable[..., Any]]:
         "maybeExchangeDevice": devices.exchange,
         "getDeviceCount": devices.freeze,
         "isInBadFork": lambda: devices.bad_fork,
-        "hasPrimaryContext": lambda device: True,
-        "canDeviceAccessPeer": lambda device, peer: True,
         "synchronize": _nothing,
-        "ipc_collect": _nothing,
-        "sleep": _nothing,
-        "set_sync_debug_mode": _nothing,
-        "get_sync_debug_mode": lambda: 0,
     }
 
 
@@ -132,42 +95,6 @@ def _stream_functions(devices: Devices) -> dict[str, Callable[..., Any]]:
         "getCurrentRawStream": lambda device: 0,
         "setStream": set_stream,
         "isCurrentStreamCapturing": lambda: False,
-    }
-
-
-def _memory_functions() -> dict[str, Callable[..., Any]]:
-    nothing = [
-        "emptyCache",
-        "resetAccumulatedMemoryStats",
-        "resetPeakMemoryStats",
-        "resetAccumulatedHostMemoryStats",
-        "resetPeakHostMemoryStats",
-        "setMemoryFraction",
-        "clearCublasWorkspaces",
-        "record_memory_history",
-    ]
-    return {
-        **dict.fromkeys(nothing, _nothing),
-        "memoryStats": lambda device: _no_memory(),
-        "hostMemoryStats": dict,
-        "memorySnapshot": lambda *_: {"segments": [], "device_traces": []},
-    }
-
-
-def _no_memory() -> dict[str, Any]:
-    """The statistics of a device on which nothing was ever allocated, in the form that C++ gives them."""
-    kinds = ("allocation", "segment", "active", "inactive_split")
-    sizes = ("allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes", "requested_bytes")
-    pools = ("all", "small_pool", "large_pool")
-    counts = ("num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc", "num_device_free")
-
-    def zeros() -> dict[str, int]:
-        return dict.fromkeys(("current", "peak", "allocated", "freed"), 0)
-
-    return {
-        **{name: {pool: zeros() for pool in pools} for name in (*kinds, *sizes)},
-        **{name: zeros() for name in ("oversize_allocations", "oversize_segments")},
-        **dict.fromkeys(counts, 0),
     }
 
 

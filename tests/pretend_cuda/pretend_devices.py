@@ -100,19 +100,6 @@ class Properties:
     major, minor = 9, 0
     total_memory = 16 << 30
     multi_processor_count = 1
-    warp_size = 32
-    max_threads_per_multi_processor = 2048
-    regs_per_multiprocessor = 65536
-    shared_memory_per_block = 49152
-    shared_memory_per_block_optin = 232448
-    shared_memory_per_multiprocessor = 233472
-    L2_cache_size = 50 << 20
-    is_integrated = is_multi_gpu_board = 0
-    gcnArchName = "Pretend CUDA"  # noqa: N815 -- torch's name for it
-    pci_bus_id = pci_device_id = pci_domain_id = 0
 
     def __init__(self, index: int) -> None:
         self.uuid: Any = f"00000000-0000-0000-0000-{index:012d}"
-
-    def __repr__(self) -> str:
-        return f"_CudaDeviceProperties(name={self.name!r}, major={self.major}, minor={self.minor}, uuid={self.uuid})"

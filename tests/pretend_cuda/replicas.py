@@ -21,12 +21,9 @@ def install() -> None:
     """Put stand-ins where `torch.nn.parallel.comm` asks C++ to copy between devices."""
     for name, function in {
         "_broadcast": _broadcast,
-        "_broadcast_out": _broadcast_out,
         "_broadcast_coalesced": _broadcast_coalesced,
         "_scatter": _scatter,
-        "_scatter_out": _scatter_out,
         "_gather": _gather,
-        "_gather_out": _gather_out,
     }.items():
         setattr(torch._C, name, function)
     # `comm` adds up without NCCL then, in an order that it says itself.
@@ -40,10 +37,6 @@ def _on(tensor: Tensor, index: int) -> Tensor:
 
 def _broadcast(tensor: Tensor, devices: Sequence[int]) -> list[Tensor]:
     return [_on(tensor, index) for index in devices]
-
-
-def _broadcast_out(tensor: Tensor, out: Sequence[Tensor]) -> list[Tensor]:
-    return [target.copy_(tensor) for target in out]
 
 
 def _broadcast_coalesced(tensors: Sequence[Tensor], devices: Sequence[int], buffer_size: int) -> list[list[Tensor]]:
@@ -62,18 +55,9 @@ def _scatter(
     return [_on(chunk, index) for chunk, index in zip(chunks, devices)]
 
 
-def _scatter_out(tensor: Tensor, out: Sequence[Tensor], dim: int, streams: Any) -> list[Tensor]:
-    chunks = torch.split_with_sizes(tensor, [target.size(dim) for target in out], dim)
-    return [target.copy_(chunk) for target, chunk in zip(out, chunks)]
-
-
 def _gather(tensors: Sequence[Tensor], dim: int, destination: int | None) -> Tensor:
     index = torch.cuda.current_device() if destination is None else destination
     return torch.cat([_on(tensor, index) for tensor in tensors], dim)
-
-
-def _gather_out(tensors: Sequence[Tensor], out: Tensor, dim: int) -> Tensor:
-    return out.copy_(_gather(tensors, dim, out.get_device()))
 
 
 class OracleDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ignore]

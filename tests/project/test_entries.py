@@ -43,12 +43,6 @@ def test_scripts_are_found_by_what_they_do_and_reach(tmp_path: Path, script: str
     assert guess(tmp_path, {"train.py": script, **files}).entries == ["train.py"]
 
 
-def test_what_a_script_s_own_load_module_names_is_followed(tmp_path: Path) -> None:
-    script = "def load_module(name):\n    return f(name)\nfor i in range(3): load_module('deep.' + kind)()\n"
-    trainer = "import nets\nclass Trainer:\n    def __init__(self):\n        nets.wrap(1)\n"
-    assert guess(tmp_path, {"train.py": script, "nets.py": WRAP, "deep/trainer.py": trainer}).entries == ["train.py"]
-
-
 @pytest.mark.parametrize(
     "module", ["", "import nets\n", "import nets\ndef f():\n    for i in x: g()\n", "import nets\nclass A: pass\n"]
 )
@@ -56,25 +50,6 @@ def test_modules_are_no_scripts(tmp_path: Path, module: str) -> None:
     found = guess(tmp_path, {"nets.py": WRAP, "module.py": module})
     assert found.entries == []
     assert found.wraps == {"nets.py": [4]}
-
-
-def test_what_nobody_imports_is_started_where_it_does_something(tmp_path: Path) -> None:
-    work = "from nets import wrap\nnet = wrap(1)\nnet.train()\n"
-    use = "import part\nprint(part.net)\n"
-    files = {
-        "nets.py": WRAP,
-        "main.py": work,
-        "part.py": work,
-        "package/__init__.py": f"{work}for i in range(3): print(i)\n",
-        "use.py": use,
-    }
-    assert guess(tmp_path, files).entries == ["main.py", "use.py"]
-
-
-def test_functions_of_a_script_that_it_does_not_call_may_be_switched_on(tmp_path: Path) -> None:
-    """As in one whose first step is commented out once its files lie there."""
-    files = {"eval.py": f"{WRAP}def main():\n    # wrap(net)\n    pass\n{GUARD}"}
-    assert guess(tmp_path, files).entries == ["eval.py"]
 
 
 def test_what_is_imported_is_a_script_only_with_a_guard_and_arguments(tmp_path: Path) -> None:
@@ -153,24 +128,6 @@ def test_a_script_that_may_come_to_a_wrap_by_a_helper_is_one(tmp_path: Path, uti
     assert guess(tmp_path, files).entries == ["prepare.py", "train.py"]
 
 
-def test_a_demo_in_a_module_that_wraps_elsewhere_is_no_script(tmp_path: Path) -> None:
-    files = {
-        "train.py": f"from net import build\ndef main(): build()\n{GUARD}",
-        "net.py": "import torch.nn as nn\nclass Net: pass\ndef build(): return nn.DataParallel(Net())\n"
-        "if __name__ == '__main__':\n    print(Net())\n",
-    }
-    assert guess(tmp_path, files).entries == ["train.py"]
-
-
-@pytest.mark.parametrize(
-    "pick", ["import fire\nfire.Fire()", "globals()['build']()", "import sys\nsys.modules['x'].build()"]
-)
-def test_a_script_may_pick_its_own_functions(tmp_path: Path, pick: str) -> None:
-    lines = pick.splitlines()
-    script = "\n".join([*lines[:-1], WRAP, "if __name__ == '__main__':", f"    {lines[-1]}"])
-    assert guess(tmp_path, {"train.py": f"{script}\n"}).entries == ["train.py"]
-
-
 @pytest.mark.parametrize(
     "test",
     [
@@ -184,83 +141,3 @@ def test_a_script_may_pick_its_own_functions(tmp_path: Path, pick: str) -> None:
 def test_unit_tests_are_no_scripts(tmp_path: Path, test: str) -> None:
     found = guess(tmp_path, {"nets.py": WRAP, "check_nets.py": f"import nets\n{test}"})
     assert (found.entries, found.tests) == ([], ["check_nets.py"])
-
-
-def test_scripts_named_test_are_scripts(tmp_path: Path) -> None:
-    script = f"import nets\ndef test(): nets.wrap(1)\ndef main(): test()\n{GUARD}"
-    assert guess(tmp_path, {"nets.py": WRAP, "test.py": script}).entries == ["test.py"]
-
-
-def test_classes_that_are_handed_on_count_as_wraps(tmp_path: Path) -> None:
-    files = {
-        "train.py": "from functools import partial\nimport torch.nn as nn\nwrap = partial(nn.DataParallel, dim=1)\n"
-        f"def main(): wrap(1)\n{GUARD}",
-        "check.py": f"import torch.nn as nn\ndef main():\n    isinstance(net, nn.DataParallel)\n"
-        f"    type(net) in (nn.DataParallel,)\ndef f(net: nn.DataParallel): pass\n{GUARD}",
-    }
-    found = guess(tmp_path, files)
-    assert (found.entries, found.wraps) == (["train.py"], {"train.py": [3]})
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "net = importlib.import_module('torch.nn').DataParallel(net)",
-        "net = self.nn.DataParallel(net)",
-        "name = 'DataParallel'; net = getattr(nn, name)(net)",
-        "net = getattr(lib, 'DataParallel')(net)",
-    ],
-)
-def test_mentions_that_cant_be_followed_are_found(line: str) -> None:
-    tree = syntax.parse(f"from torch import nn\n{line}\n", "net.py")
-    assert [node.lineno for node in wrapcalls.unfollowed(tree)] == [2]
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "net = nn.DataParallel(net)",
-        "net = torch.nn.parallel.DataParallel(net)",
-        "net = getattr(nn, 'DataParallel')(net)",
-        "loss = getattr(nn, name)()",
-        "class DataParallel(nn.Module): pass",
-        "net = nn.parallel.DistributedDataParallel(net)",
-        "plain = type(net).__name__ == 'DataParallel'",  # which the wrapped model's class is called, too
-    ],
-)
-def test_mentions_that_can_be_followed_are_none(line: str) -> None:
-    assert wrapcalls.unfollowed(syntax.parse(f"import torch\nfrom torch import nn\n{line}\n", "net.py")) == []
-
-
-def test_a_class_that_only_speaks_of_itself_is_no_wrap(tmp_path: Path) -> None:
-    """Packages for synchronised BatchNorm bring such a class, and models import them for their layers alone."""
-    sync = (
-        "from torch.nn import DataParallel\n\nclass WithCallback(DataParallel):\n"
-        "    def replicate(self, module, ids):\n        return super(WithCallback, self).replicate(module, ids)\n"
-    )
-    asking = f"from sync import WithCallback\ndef main(): print(isinstance(1, WithCallback))\n{GUARD}"
-    assert guess(tmp_path, {"sync.py": sync, "train.py": asking}).entries == []
-    using = f"from sync import WithCallback\ndef main(): WithCallback(1)\n{GUARD}"
-    assert guess(tmp_path, {"sync.py": sync, "train.py": using}).entries == ["train.py"]
-
-
-@pytest.mark.parametrize(
-    ("line", "is_found"),
-    [
-        ("from sync_bn import DataParallelWithCallback as Wrap", True),
-        ("from encoding.parallel import BalancedDataParallel as Wrap", True),
-        ("from apex.parallel import DistributedDataParallel as Wrap", False),
-        ("from fairscale.nn import FullyShardedDataParallel as Wrap", False),
-    ],
-)
-def test_others_classes_that_are_called_data_parallel_are_found(tmp_path: Path, line: str, is_found: bool) -> None:
-    script = f"{line}\nfor i in range(3):\n    net = Wrap(i)\n"
-    assert bool(guess(tmp_path, {"train.py": script}).wraps) == is_found
-
-
-@pytest.mark.parametrize(("name", "is_one"), [("test_train.py", False), ("train_test.py", False), ("tests.py", True)])
-def test_a_file_that_only_pytest_would_start_is_no_script(tmp_path: Path, name: str, is_one: bool) -> None:
-    """Though it imports no tool for tests: it defines some, and does nothing by itself."""
-    text = "import nets\nmade = nets.wrap(1)\ndef test_made():\n    assert made\n"
-    files = {"train.py": f"from nets import wrap\nwrap(1)\n{GUARD}", "nets.py": WRAP, name: text}
-    assert guess(tmp_path, files).entries == sorted(["train.py", *[name] * is_one])

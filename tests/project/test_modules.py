@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 from commands import write
 
-from dp2ddp.errors import BadInput
 from dp2ddp.project.modules import Layout
-from dp2ddp.project.python_files import PythonFiles
 
 
 def reached(files: Mapping[str, str], entry: str = "train.py") -> list[str]:
@@ -69,75 +67,6 @@ def test_folders_that_the_script_adds_are_looked_in(adding: str) -> None:
     assert reached(files, "tools/train.py") == ["tools/train.py", "tools/_init_paths.py", "lib/core/__init__.py"]
 
 
-def test_folders_outside_of_the_project_and_unknown_ones_are_left_out() -> None:
-    adding = "x = x + '/a'\nsys.path += ['../..', '/usr/lib', args.lib, x]"
-    files = {"tools/train.py": f"import sys, core\n{adding}", "a/core.py": "", "b/core.py": ""}
-    assert reached(files, "tools/train.py") == ["tools/train.py"]
-
-
-def test_the_scripts_own_folder_comes_before_those_above_it() -> None:
-    files = {"utils.py": "", "a/utils.py": "", "a/train.py": "import utils, common", "b/train.py": "import utils"}
-    layout = Layout({**files, "common.py": "import utils"})
-    assert layout.reachable("a/train.py") == ["a/train.py", "a/utils.py", "common.py"]
-    assert layout.reachable("b/train.py") == ["b/train.py", "utils.py"]
-    assert layout.resolve("common.py", "a/train.py", "utils", 0) == "a/utils.py"
-    assert layout.resolve("common.py", "b/train.py", "utils", 0) == "utils.py"
-
-
-def test_a_package_comes_before_a_module_and_both_before_a_plain_folder() -> None:
-    files = {"a/train.py": "import x, y.z", "a/x.py": "", "a/x/__init__.py": "", "a/y/z.py": "", "y/__init__.py": ""}
-    assert reached(files, "a/train.py") == ["a/train.py", "a/x/__init__.py"]
-    assert reached({**files, "y/z.py": ""}, "a/train.py")[2:] == ["y/__init__.py", "y/z.py"]
-
-
-@pytest.mark.parametrize(
-    ("files", "line", "found"),
-    [
-        ({"lib/core.py": ""}, "import core", ["lib/core.py"]),
-        ({"my-lib/model/utils/net.py": ""}, "from model.utils import net", ["my-lib/model/utils/net.py"]),
-        ({"lib/model/__init__.py": "", "lib/model/net.py": ""}, "import model.net", ["lib/model/__init__.py"]),
-        ({"../lib/core.py": ""}, "import core", ["lib/core.py"]),
-        ({"lib/core.py": "", "old/core.py": ""}, "import core", []),
-        ({"lib/json.py": ""}, "import json", []),
-        ({".venv/core.py": ""}, "import core", []),
-    ],
-)
-def test_one_folder_below_is_where_a_path_variable_leads(
-    tmp_path: Path, files: dict[str, str], line: str, found: list[str]
-) -> None:
-    write(tmp_path / "tools", {"train.py": line, **files})
-    root, entry = (tmp_path, "tools/train.py") if "../lib/core.py" in files else (tmp_path / "tools", "train.py")
-    sources = PythonFiles(root, late=lambda path: True)
-    assert Layout(sources).reachable(entry)[1:2] == found
-
-
-@pytest.mark.parametrize("inside", ["foo.py", "foo/__init__.py"])
-def test_a_package_in_src_that_has_a_module_of_its_own_name_is_meant(inside: str) -> None:
-    files = {"scripts/train.py": "from foo import Net", "src/foo/__init__.py": "from .foo import Net"}
-    files[f"src/foo/{inside}"] = "class Net: pass"
-    assert reached(files, "scripts/train.py") == list(files)
-
-
-@pytest.mark.parametrize("is_one", [False, True])
-def test_a_part_of_a_package_is_not_the_library_of_its_name(tmp_path: Path, is_one: bool) -> None:
-    files = {"train.py": "import torch", "vxm/__init__.py": "", "vxm/torch/__init__.py": ""}
-    write(tmp_path, files)
-    sources = PythonFiles(tmp_path, late=lambda path: True)
-    layout = Layout(sources) if is_one else Layout(files)
-    assert layout.reachable("train.py") == ["train.py"]
-
-
-def test_files_that_cant_be_read_are_ends() -> None:
-    class Files(dict[str, str]):
-        def __getitem__(self, path: str) -> str:
-            if path == "bad.py":
-                raise BadInput(path, what="binary")
-            return super().__getitem__(path)
-
-    files = Files({"train.py": "import bad, old", "bad.py": "import a", "old.py": "print 'x'\nimport a", "a.py": ""})
-    assert reached(files) == ["train.py", "bad.py", "old.py"]
-
-
 def test_circles_end() -> None:
     files = {"train.py": "from a import *", "a.py": "from b import *", "b.py": "from a import *\nimport train"}
     assert reached(files) == ["train.py", "a.py", "b.py"]
@@ -180,8 +109,3 @@ def test_python_agrees(tmp_path: Path) -> None:
     root = os.path.realpath(tmp_path) + os.sep
     loaded = {os.path.relpath(line, root) for line in lines if line.startswith(root)}
     assert set(reached(files, "tools/train.py")) == loaded | {"tools/train.py"}
-
-
-def test_a_package_comes_before_a_module_of_its_name_in_it() -> None:
-    files = {"pkg/__init__.py": "", "pkg/pkg.py": "", "pkg/nets.py": "", "pkg/train.py": "from pkg.nets import net\n"}
-    assert Layout(files).reachable("pkg/train.py") == ["pkg/train.py", "pkg/__init__.py", "pkg/nets.py"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -14,32 +13,6 @@ from dp2ddp.project import placing
 def contents(folder: Path) -> dict[str, str]:
     paths = sorted(folder.rglob("*"))
     return {str(path.relative_to(folder)): path.read_text() for path in paths if path.is_file()}
-
-
-def test_what_is_staged_joins_what_is_there(tmp_path: Path) -> None:
-    (tmp_path / "x").write_text("old")
-    (tmp_path / "kept").write_text("old")
-    with placing.staging(tmp_path) as staged:
-        (staged / "a").mkdir()
-        (staged / "a" / "y").write_text("new")
-        (staged / "x").write_text("new")
-        (staged / "z").symlink_to("x")
-    assert contents(tmp_path) == {"a/y": "new", "kept": "old", "x": "new", "z": "new"}
-    assert os.readlink(tmp_path / "z") == "x"
-
-
-@pytest.mark.parametrize("place", [".", "new"])
-def test_a_failure_while_it_is_prepared_changes_nothing(tmp_path: Path, place: str) -> None:
-    (tmp_path / "x").write_text("old")
-
-    def fail() -> None:
-        with placing.staging(tmp_path / place) as staged:
-            (staged / "x").write_text("half of what is ne")
-            raise OSError(28, "No space left on device")
-
-    with pytest.raises(BadInput, match=r"No space left on device.*nothing was changed"):
-        fail()
-    assert contents(tmp_path) == {"x": "old"}
 
 
 def test_a_file_never_replaces_a_folder(tmp_path: Path) -> None:
@@ -66,26 +39,3 @@ def test_overwriting_keeps_modes_and_links(tmp_path: Path) -> None:
     assert contents(tmp_path) == {"x": "new", "link": "new", "y": "newer"}
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "x").stat().st_mode & 0o777 == 0o754
-
-
-@pytest.mark.parametrize("failing", ["x", "y", "z"])
-def test_a_full_disk_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
-    for name in "xyz":
-        (tmp_path / name).write_text(name)
-    synced = iter("xyz")
-
-    def refuse(descriptor: int) -> None:
-        if next(synced) == failing:
-            raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", refuse)
-    with pytest.raises(BadInput, match=f"{failing}: can't be written .*; nothing was changed"):
-        placing.write({tmp_path / name: b"new" for name in "xyz"})
-    assert contents(tmp_path) == {"x": "x", "y": "y", "z": "z"}
-
-
-def test_what_was_written_before_a_failure_is_named(tmp_path: Path) -> None:
-    (tmp_path / "y").mkdir()
-    with pytest.raises(BadInput, match=r"y: can't be written .*; written before: .*/x$"):
-        placing.write({tmp_path / "x": b"new", tmp_path / "y": b"new", tmp_path / "z": b"new"})
-    assert contents(tmp_path) == {"x": "new"}

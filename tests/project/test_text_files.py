@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from pathlib import Path
 
 import pytest
 
 from dp2ddp.errors import BadInput
-from dp2ddp.project import placing, text_files
+from dp2ddp.project import text_files
 from dp2ddp.source import syntax
 
 
@@ -60,13 +58,6 @@ def test_bytes_that_are_no_script_are_refused(data: bytes, message: str) -> None
     assert "\n" not in str(raised.value)
 
 
-def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
-    cases = {str(tmp_path / "none.py"): "no such file", str(tmp_path): "a directory; give one script"}
-    for name, message in cases.items():
-        with pytest.raises(BadInput, match=message):
-            text_files.read(name)
-
-
 @pytest.mark.parametrize(
     ("source", "message"),
     [
@@ -98,62 +89,6 @@ def test_syntax_errors_have_a_place_and_python_2_is_named(source: str, message: 
     assert "\n" not in str(raised.value)
 
 
-def test_invalid_escapes_are_the_scripts_own_affair(recwarn: pytest.WarningsRecorder) -> None:
-    syntax.parse("x = '\\d'\n", "train.py")
-    assert not recwarn.list
-
-
-def test_without_an_input_file_the_umask_decides(tmp_path: Path) -> None:
-    before = os.umask(0o027)
-    try:
-        placing.write({tmp_path / "a.py": b""})
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / "a.py").stat().st_mode) == 0o640
-
-
-def test_devices_are_written_to_and_not_replaced() -> None:
-    text_files.check_new(Path(os.devnull), None, force=False)
-    text_files.check_writable(Path(os.devnull))
-    placing.write({Path(os.devnull): b"x\n"})
-    assert not Path(os.devnull).is_file()
-
-
 def _check(path: Path, source: text_files.TextFile) -> None:
     text_files.check_new(path, source.path, force=False)
     text_files.check_writable(path)
-
-
-def test_outputs_that_must_not_be_written_are_refused(tmp_path: Path) -> None:
-    script = tmp_path / "a.py"
-    script.write_text("x\n")
-    os.link(script, tmp_path / "hard.py")
-    (tmp_path / "soft.py").symlink_to(script)
-    (tmp_path / "other.py").write_text("y\n")
-    source = text_files.read(str(script))
-    cases = {
-        ".": "a directory; name the file to write",
-        "a.py": "the output is the input; use --in-place",
-        "./a.py": "the output is the input",
-        "hard.py": "the output is the input",
-        "soft.py": "the output is the input",
-        "other.py": "exists already; use --force to overwrite it",
-        "none/b.py": "no such folder",
-    }
-    for name, message in cases.items():
-        with pytest.raises(BadInput, match=message):
-            _check(tmp_path / name, source)
-    text_files.check_new(tmp_path / "other.py", source.path, force=True)
-    with pytest.raises(BadInput, match="the output is the input"):
-        text_files.check_new(script, source.path, force=True)
-
-
-@pytest.mark.parametrize("what", ["file", "folder"])
-def test_unwritable_outputs_are_refused_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    # Through os.access, since tests may run as root, who may write everywhere.
-    path = tmp_path / "a.py"
-    path.write_text("x\n")
-    closed = path if what == "file" else tmp_path
-    monkeypatch.setattr(os, "access", lambda each, mode: Path(each) != closed)
-    with pytest.raises(BadInput, match=r"a.py: can't be written .Permission denied"):
-        text_files.check_writable(path)

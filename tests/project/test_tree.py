@@ -5,11 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from dp2ddp.errors import BadInput
 from dp2ddp.project import tree
 
 
@@ -68,39 +64,3 @@ def test_what_git_tracks_is_not_ignored(tmp_path: Path) -> None:
     found = tree.scan(tmp_path / "p")
     assert found.files == ["out/kept.py", "train.py"]
     assert set(found.left_out) == {"out/other.py", "logs"}
-
-
-def test_gitignore_above_counts_in_a_repository_only(tmp_path: Path) -> None:
-    make(tmp_path, "top/project/x.log", "top/project/y.txt")
-    (tmp_path / "top" / ".gitignore").write_text("*.log\nproject/y.txt\n")
-    assert tree.scan(tmp_path / "top" / "project").files == ["x.log", "y.txt"]
-    subprocess.run(["git", "init", "-q"], cwd=tmp_path / "top", check=True)
-    assert tree.scan(tmp_path / "top" / "project").files == []
-
-
-def test_ignored_files_are_sources_once_they_are_asked_for(tmp_path: Path) -> None:
-    make(tmp_path, "train.py", "lib/core.py", "env/pyvenv.cfg", "env/x.py", "dp2ddp_runtime/world.py")
-    (tmp_path / ".gitignore").write_text("lib/\n")
-    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
-    sources = tree.scan(tmp_path).sources()
-    assert list(sources) == ["train.py"]
-    assert "lib/core.py" in sources
-    assert not sources.is_known("lib/core.py")
-    assert sources["lib/core.py"] == ""
-    for path in ("lib/none.py", "env/x.py", "none.py", "dp2ddp_runtime/world.py"):
-        assert path not in sources
-
-
-def test_a_folder_that_cant_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests may run as root, who may read everything."""
-    make(tmp_path, "a/x.py")
-    scandir = os.scandir
-
-    def refuse(folder: Any) -> Any:
-        if Path(folder).name == "a":
-            raise PermissionError(13, "Permission denied", str(folder))
-        return scandir(folder)
-
-    monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(BadInput, match=r"^a: can't be read \(Permission denied\); make it readable, or let git"):
-        tree.scan(tmp_path)

@@ -10,7 +10,6 @@ from dp2ddp.rules import Options
 _HEAD = "import torch\nimport torch.nn as nn\nfrom torch.utils.data import DataLoader\nfrom data import data\n"
 _NET = "net = nn.DataParallel(nn.Linear(4, 2))\n"
 _MADE = "DataLoader(data, 4)"
-_SHARDED = f"ddp.shard_loader({_MADE})"
 
 PLACES = {
     "a name": "loader = LOADER\nfor x in loader:\n    net(x)\n",
@@ -41,20 +40,6 @@ def converted(script: str, **options: bool) -> str:
 def test_a_loader_is_sharded_wherever_it_is_made(place: str, made: str) -> None:
     script = PLACES[place]
     assert converted(script.replace("LOADER", made)).endswith(script.replace("LOADER", f"ddp.shard_loader({made})"))
-
-
-def test_what_is_converted_stays() -> None:
-    once = converted(PLACES["a name"])
-    assert convert_source(once, "train.py", Options()).new_text == once
-
-
-@pytest.mark.parametrize("target", ["loader", "self.loader", "args.data.train"])
-def test_a_call_of_several_lines_keeps_them(target: str) -> None:
-    script = f"{target} = DataLoader(data,  # all of it\n    batch_size=4,\n)\n"
-    assert converted(script).endswith(f"{script}{target} = ddp.shard_loader({target})\n")
-    assert converted("run(DataLoader(\n    data,\n), 3)\n").endswith(
-        "run(ddp.shard_loader(DataLoader(\n    data,\n)), 3)\n"
-    )
 
 
 @pytest.mark.parametrize(("given", "whole"), [("collate_fn=pad", True), ("collate_fn=None", False)])
@@ -106,23 +91,6 @@ def test_a_loader_whose_class_is_picked_by_a_text_shards_itself(made: str) -> No
     own = _OWN.replace("(data, 4)\n", "(data, 4)\n        ddp.shard_loader(self)\n")
     assert done["loaders.py"].new_text.endswith(own + _MORE)
     assert not done["train.py"].notes
-
-
-def test_a_class_shards_itself_where_one_below_it_is_picked_by_a_text() -> None:
-    script = f"{_OWN}{_MORE}loader = Own(data)\nother = globals()['More'](data)\n"
-    new = converted(script)
-    assert "        super().__init__(data, 4)\n        ddp.shard_loader(self)\n" in new
-    assert "loader = Own(data)\n" in new
-
-
-def test_a_factory_of_the_program_s_is_sharded_inside() -> None:
-    load = "def load(kind):\n    if kind:\n        from a import build\n    else:\n        from b import build\n"
-    files = {
-        "main.py": f"{_HEAD}{load}    return build()\n{_NET}for x in load(args.kind):\n    net(x)\n",
-        **{f"{name}.py": f"{_HEAD}def build():\n    return {_MADE}\n" for name in "ab"},
-    }
-    done = convert_files(files, ["main.py"], Options())
-    assert all(done[f"{name}.py"].new_text.endswith(f"    return {_SHARDED}\n") for name in "ab")
 
 
 HANDED_ON = {

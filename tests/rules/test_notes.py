@@ -95,13 +95,3 @@ HOOKS = {
 def test_a_hook_that_keeps_is_noted(hook: str) -> None:
     assert noted(hook) == [("DDP025", 1)] * HOOKS[hook]
     assert noted(f"{hook}\n{hook}\n") == [("DDP025", 1)] * HOOKS[hook]
-
-
-def test_a_method_that_keeps_is_a_hook_too() -> None:
-    inside = "class Run(Held):\n    def __init__(self, net):\n        net.layer.register_forward_hook(self.add)\n"
-    assert noted(inside) == [("DDP025", 3)]
-
-
-def test_a_script_without_dataparallel_keeps_its_handlers_to_itself() -> None:
-    head = _HEAD.replace("nn.DataParallel", "")
-    assert noted(f"{next(iter(HOOKS))}\nsignal.alarm(60)\n", head) == []

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from dp2ddp import rules
 from dp2ddp.convert.pipeline import convert_source
 from dp2ddp.rewrite.edits import Note
-from dp2ddp.rules import Example, Options, Rule, all_rules, rule
+from dp2ddp.rules import Example, Rule, all_rules, rule
 from dp2ddp.rules_doc import page
 
 EXAMPLES = [
@@ -93,36 +90,6 @@ def test_rules_are_sorted_and_found_by_id() -> None:
     assert ids == sorted(set(ids))
     assert rule(ids[0].lower()) is all_rules()[0]
     assert rule("DDP999") is None
-
-
-@pytest.fixture
-def _fresh_registry() -> Iterator[None]:
-    all_rules.cache_clear()
-    yield
-    all_rules.cache_clear()
-
-
-@pytest.mark.usefixtures("_fresh_registry")
-def test_two_rules_with_one_id_are_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    taken = all_rules()[0]
-    all_rules.cache_clear()
-    name = "zz_copy"
-    module = ModuleType(f"dp2ddp.rules.{name}")
-    module.Copy = type("Copy", (type(taken),), {"__module__": module.__name__})  # type: ignore[attr-defined]
-    (tmp_path / f"{name}.py").touch()
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(rules, "__path__", [*rules.__path__, str(tmp_path)])
-    with pytest.raises(ValueError, match=f"{taken.id} is both"):
-        all_rules()
-
-
-@pytest.mark.parametrize(
-    "more", ["", ",", ", device_ids=[0, 1]", ", device_ids=ids,\n    dim=1", ",\n    device_ids=[0, 1],"]
-)
-def test_a_wrap_keeps_its_line_breaks(more: str) -> None:
-    call = f"(\n    nn.Linear(\n        4, 2\n    ){more}\n).cuda()\n"
-    new = convert_source(f"import torch.nn as nn\nnet = nn.DataParallel{call}net(x)\n", "train.py", Options()).new_text
-    assert f"net = ddp.wrap_model{call}" in new
 
 
 def test_the_page_of_rules_is_current() -> None:

@@ -34,12 +34,6 @@ def test_a_file_of_a_program_that_wraps_models_asks_for_the_wrapper() -> None:
     assert "from torch.nn import DataParallel" not in done["checks.py"].new_text
 
 
-def test_an_import_that_had_no_use_before_stays() -> None:
-    """Nobody has asked for it to go."""
-    train = "import torch.nn as nn\nfrom torch.nn import DataParallel\nnet = nn.DataParallel(nn.Linear(4, 2))\n"
-    assert "from torch.nn import DataParallel\n" in convert_source(train, "train.py", Options()).new_text
-
-
 @pytest.mark.parametrize("used", ["DataParallel, wrap", "wrap, DataParallel as Other"])
 @pytest.mark.parametrize("said", ["", "__all__ = ['DataParallel', 'wrap']\n"])
 def test_an_import_that_another_file_takes_stays(used: str, said: str) -> None:
@@ -51,22 +45,3 @@ def test_an_import_that_another_file_takes_stays(used: str, said: str) -> None:
     done = convert_files(files, ["train.py"], Options())
     assert done["wraps.py"].new_text.startswith("from torch.nn import DataParallel\n")
     assert "    return ddp.wrap_model(net)\n" in done["wraps.py"].new_text
-
-
-def test_an_import_that_all_names_stays() -> None:
-    script = "from torch.nn import DataParallel\n__all__ = ['DataParallel']\nnet = DataParallel(net)\n"
-    assert convert_source(script, "train.py", Options()).new_text.startswith("from torch.nn import DataParallel\n")
-
-
-@pytest.mark.parametrize(
-    ("imported", "left"),
-    [
-        ("from torch.nn import DataParallel, Linear", "from torch.nn import Linear"),
-        ("from torch.nn import Linear, DataParallel as Wrapped  # both", "from torch.nn import Linear  # both"),
-        ("from torch.nn import (\n    DataParallel,  # wraps\n    Linear,\n)", ""),
-    ],
-)
-def test_an_import_loses_what_nothing_uses_any_more(imported: str, left: str) -> None:
-    name = "Wrapped" if "as" in imported else "DataParallel"
-    new = convert_source(f"{imported}\nnet = {name}(Linear(4, 2))\n", "train.py", Options()).new_text
-    assert new.startswith(f"{left or imported}\n")

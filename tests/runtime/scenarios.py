@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from dp2ddp_runtime import streams
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
 Tensors = list[Any]
@@ -28,10 +27,6 @@ def scenario(function: Scenario) -> Scenario:
 
 def grads(net: nn.Module) -> Tensors:
     return [None if param.grad is None else param.grad.clone() for param in net.parameters()]
-
-
-def mlp(inputs: int = 4, outputs: int = 3) -> nn.Module:
-    return nn.Sequential(nn.Linear(inputs, 5), nn.Tanh(), nn.Linear(5, outputs))
 
 
 class Function(nn.Module):
@@ -137,45 +132,6 @@ def kinds_of_tensors(wrap: Wrapper) -> Tensors:
 
 
 @scenario
-def half_and_complex_parameters(wrap: Wrapper) -> Tensors:
-    class Mixed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.low = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
-            self.turn = nn.Parameter(torch.ones(3, dtype=torch.complex128))
-            self.scale = nn.Parameter(torch.tensor(2.0))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return (x * self.low.double() * self.turn * self.scale).abs()
-
-    net = wrap(Mixed())
-    for _ in range(2):
-        net(torch.rand(6, 3)).sum().backward()
-    return grads(net)
-
-
-class WithCriterion(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(3))
-
-    def forward(self, out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return (F.cross_entropy(out * self.weight, y, reduction="none") * (y + 1)).mean()
-
-
-@scenario
-def wrapped_losses(wrap: Wrapper) -> Tensors:
-    net, criterion, learned = wrap(mlp()), wrap(nn.CrossEntropyLoss()), wrap(WithCriterion())
-    result: Tensors = []
-    for rows in (6, 5, 1):
-        out, y = net(torch.rand(rows, 4)), torch.arange(rows) % 3
-        losses = criterion(out, y)
-        (losses.mean() + learned(out, y).sum()).backward()
-        result += [losses, *grads(net), *grads(learned)]
-    return result
-
-
-@scenario
 def numbers_of_other_generators_in_forward(wrap: Wrapper) -> Tensors:
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         # As many as there are rows: what one rank draws another one doesn't.
@@ -190,54 +146,6 @@ def numbers_of_other_generators_in_forward(wrap: Wrapper) -> Tensors:
         result += [*grads(net), torch.tensor(shared)]
     with torch.no_grad():
         return [*result, net(torch.rand(5, 4)), torch.tensor(random.random())]
-
-
-@scenario
-def what_forward_hangs_on_its_parameters(wrap: Wrapper) -> Tensors:
-    """Hooks and notes on a replica's parameters, which are gone when the next forward begins."""
-
-    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
-        weight = self.layer.weight
-        found = getattr(weight, "note", 1)
-        weight.note = 3
-        weight.register_hook(lambda grad: grad * 2)
-        return self.layer(x) * found + self.other(x)
-
-    net = wrap(Function(forward))
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    result: Tensors = []
-    for rows in (6, 5, 1, 6):
-        optimizer.zero_grad()
-        net(torch.rand(rows, 4)).square().sum().backward()
-        optimizer.step()
-        result += grads(net)
-    return result
-
-
-@scenario
-def memory_formats(wrap: Wrapper) -> Tensors:
-    net = wrap(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True)).to(memory_format=torch.channels_last))
-    x = torch.rand(5, 3, 6, 6).to(memory_format=torch.channels_last)
-    out = net(x)
-    out.square_()
-    out.mean().backward()
-    return [out, *grads(net)]
-
-
-@scenario
-def what_outputs_are_not_made_of(wrap: Wrapper) -> Tensors:
-    """Inputs and parameters get no gradient then, not even zeros; by a checkpoint's own backward they do."""
-    ignores = wrap(Function(lambda self, x: self.layer(x.detach())))
-    doubles = wrap(Function(lambda self, x: x * 2))
-    checkpoints = wrap(Function(lambda self, x: checkpoint(self.layer, x, use_reentrant=True)))
-    two = wrap(Function(lambda self, x: (self.layer(x.detach()), x * 2)))
-    two(torch.rand(5, 4, requires_grad=True))[1].sum().backward()
-    x = torch.rand(5, 4, requires_grad=True)
-    x.register_hook(lambda grad: grad * 2)
-    ignores(doubles(x)).sum().backward()
-    result = [x.grad, *grads(ignores), *grads(doubles)]
-    (doubles(x).sum() + checkpoints(x).square().sum()).backward()
-    return [*result, x.grad, *grads(doubles), *grads(checkpoints), *grads(two)]
 
 
 def run_all(wrap: Wrapper) -> dict[str, Tensors]:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -135,7 +136,7 @@ def test_what_modules_do_while_they_are_imported_below_setup_is_rank_0s(warm: Wa
     write(tmp_path, f"{name}show = ddp.main_only(open)\nshow('seen', 'a').write('x')\n{log}", "config.py")
     body = f"ddp.setup()\nimport config\n{WRAP}told = ddp.gather(config.name)\nconfig.logging.info('twice')\n"
     check = "config.show('seen', 'a').write('y')\nprint(told[0] == told[1], told[0] == str(os.getpid()))"
-    assert lines(warm.start(write(tmp_path, body + check), cwd=tmp_path)) == ["True True"]
+    assert lines(warm.start(write(tmp_path, body + check), cwd=tmp_path, forked=True)) == ["True True"]
     assert (tmp_path / "seen").read_text() == "xy"
     assert (tmp_path / "log").read_text() == "INFO:root:once\nINFO:root:twice\n"
 
@@ -154,7 +155,7 @@ def test_without_gpus_a_script_is_told_of_as_many_as_are_asked_for(warm: Warm, t
     assert lines(warm.start(script(tmp_path, body), nproc=None)) == ["0 1"]
 
 
-@pytest.mark.parametrize("how", ["pdb", "module", "interactive"])
+@pytest.mark.parametrize("how", ["pdb", "module"])
 def test_debuggers_have_rank_0_alone(tmp_path: Path, how: str) -> None:
     stops = "breakpoint() if len(sys.argv) > 1 else None"
     through = "print('through', net(torch.ones(2, 3)).shape[0])"
@@ -162,7 +163,6 @@ def test_debuggers_have_rank_0_alone(tmp_path: Path, how: str) -> None:
     options, words, arguments = {
         "pdb": (["-m", "pdb"], "b 7\nc\np 'fo' 'und'\nc\nq\n", [path]),
         "module": (["-m"], "p 'fo' 'und'\nc\n", ["train", "stop"]),
-        "interactive": (["-i"], "print('fo' 'und', ddp.rank())\n", [path]),
     }[how]
     done = subprocess.run(
         [sys.executable, *options, *arguments],
@@ -227,16 +227,9 @@ def test_worker_processes_and_programs_of_ranks_are_no_ranks(warm: Warm, tmp_pat
     assert lines(warm.start(script(tmp_path, body), forked=True)) == [r"[[[5, 2], '1\n'], [[5, 2], '1\n']]"]
 
 
-@pytest.mark.parametrize("given", ["tcp", "file"])
-def test_other_launchers(warm: Warm, tmp_path: Path, given: str) -> None:
-    """Two processes that somebody has started: `tcp://` and `file://`."""
-    import socket
-    from contextlib import ExitStack
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    url = {"tcp": f"tcp://127.0.0.1:{port}", "file": f"file://{tmp_path}/meet"}[given]
+def test_other_launchers(warm: Warm, tmp_path: Path) -> None:
+    """Two processes that somebody has started."""
+    url = f"file://{tmp_path}/meet"
     path = write(
         tmp_path, f"ddp.setup(init_method={url!r})\n{WRAP}print(ddp.gather([ddp.rank(), 'RANK' in os.environ]))"
     )
@@ -253,7 +246,8 @@ def test_other_launchers(warm: Warm, tmp_path: Path, given: str) -> None:
 def test_seeds_of_each_ranks_own_are_told_at_the_first_wrap(warm: Warm, tmp_path: Path) -> None:
     """Data that was made, or split, with them would differ without a word."""
     done = warm.start(
-        script(tmp_path, "import random\ntorch.manual_seed(random.SystemRandom().getrandbits(40))\n" + WRAP)
+        script(tmp_path, "import random\ntorch.manual_seed(random.SystemRandom().getrandbits(40))\n" + WRAP),
+        forked=True,
     )
     assert done.returncode == 1
     assert "the seed that torch was given before the first wrap at train.py:" in done.stderr

@@ -140,6 +140,17 @@ def looks() -> list[str]:
         "sum of squares": lambda x, y: (x**2).sum(),
         "reversed": lambda x, y: 1 - x,
         "wider": lambda x, y: x.unsqueeze_(1),
+        "a row": lambda x, y: x[0],
+        "from the last": lambda x, y: x.flip(0),
+        "views across rows": lambda x, y: x.view(3, -1),
+        "another first dimension": lambda x, y: x.transpose(0, 1),
+        "all in one": lambda x, y: x[None],
+        "shifted": lambda x, y: x.roll(1, 0),
+        "a learned scale": lambda x, y: (x * torch.ones(3, 1, 1, requires_grad=True)).detach(),
+        "chunks of rows": lambda x, y: torch.cat(x.chunk(2)[::-1]),
+        "with alpha": lambda x, y: torch.add(x, x, alpha=0.3),
+        "into a given tensor": lambda x, y: torch.add(x, 1, out=torch.empty(ROWS, 3, 8, 8)),
+        "a copy": lambda x, y: x.clone(),
     }
     wrong = []
     for name, look in each.items():
@@ -192,25 +203,6 @@ def test_what_looks_gets_the_whole_batch_also_where_it_is_large(ranks: RankPool)
     assert ranks(2, large_looks) == [[], []]
 
 
-class WithoutSwaps:
-    """As in torch before 2.3, where a batch can't become an ordinary tensor: the whole stands in for it."""
-
-    def __enter__(self) -> None:
-        self.kept = vars(torch.utils).pop("swap_tensors", None)
-
-    def __exit__(self, *error: object) -> None:
-        vars(torch.utils)["swap_tensors"] = self.kept
-
-
-def looks_without_swaps() -> list[str]:
-    with WithoutSwaps(), Large():
-        return looks()
-
-
-def test_what_looks_gets_the_whole_batch_in_older_versions(ranks: RankPool) -> None:
-    assert ranks(2, looks_without_swaps) == [[], []]
-
-
 @needs_swap
 @on_ranks(2, each=True)
 def test_what_was_looked_at_is_an_ordinary_tensor() -> bool:
@@ -247,20 +239,6 @@ def test_a_view_that_was_a_copy_keeps_what_it_had() -> bool:
         return made
 
     return all(map(torch.equal, before_and_after(x), before_and_after(whole_x)))
-
-
-@on_ranks(2, each=[1, 0, 0, 1, 1])
-def test_messages() -> list[int]:
-    """Small ones come along with whatever comes first; large ones have one each; another order has one."""
-    x, y = batch()
-    late = batch()[1]
-    del late  # nobody can look at it any more
-    taken = [messages(lambda: x.sum()), messages(lambda: y.sum()), messages(lambda: (x[0], y[0]))]
-    with Large():
-        x, y = batch()
-        permutation = torch.randperm(ROWS, generator=torch.Generator().manual_seed(1))
-        taken += [messages(lambda: 0.3 * x + 0.7 * x[permutation]), messages(lambda: (x.sum(), x.mean()))]
-    return taken
 
 
 @needs_swap

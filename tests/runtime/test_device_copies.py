@@ -58,10 +58,6 @@ class Pixels(nn.Module):
         return self.conv(F.interpolate(x, scale_factor=8))
 
 
-def plain(run: Run, x: Tensor, y: Tensor) -> None:
-    run.update(F.cross_entropy(run.net(x), y))
-
-
 def metrics(run: Run, x: Tensor, y: Tensor) -> None:
     out = run.net(x)
     loss = F.cross_entropy(out, y)
@@ -87,28 +83,6 @@ def large_output(run: Run, x: Tensor, y: Tensor) -> None:
     out = run.head(x)
     wanted = F.interpolate(x, scale_factor=8).mul(5).long()[:, 0].clamp(max=4)
     run.update(F.cross_entropy(out, wanted) + 0.1 * out.mean())
-
-
-def evaluated(run: Run, x: Tensor, y: Tensor) -> None:
-    plain(run, x, y)
-    run.net.eval()
-    with torch.no_grad():
-        run.told += (run.net(x).argmax(1) == y).sum()
-    run.net.train()
-
-
-def looked_at(run: Run, x: Tensor, y: Tensor) -> None:
-    """The number is on the host once, and nothing on the way there."""
-    loss = F.cross_entropy(run.net(x), y)
-    run.update(loss)
-    run.steps += int(loss.item() > 1e9)
-
-
-def mixup(run: Run, x: Tensor, y: Tensor) -> None:
-    """A batch of this size is gathered, on the devices, and permuted there."""
-    order = torch.randperm(len(x), device=x.device)
-    out = run.net(0.7 * x + 0.3 * x[order])
-    run.update(0.7 * F.cross_entropy(out, y) + 0.3 * F.cross_entropy(out, y[order]))
 
 
 def is_collective(found: Copy) -> bool:
@@ -144,9 +118,6 @@ def copied(original: bool, step: Callable[[Run, Tensor, Tensor], None]) -> list[
         (metrics, 0, 0),
         (scaled, 1, 1),
         (large_output, 0, 0),
-        (evaluated, 0, 0),
-        (looked_at, 1, 1),
-        (mixup, 0, 0),
     ],
 )
 def test_a_steady_step_waits_for_the_device_no_more_often(
@@ -155,31 +126,6 @@ def test_a_steady_step_waits_for_the_device_no_more_often(
     found = ranks(2, copied, False, step)
     assert [len(lines) for lines in found] == [of_rank * (BEHIND - FIRST)] * 2, found
     assert len(ranks.original(copied, True, step)) == of_original * (BEHIND - FIRST)
-
-
-def moved() -> tuple[int, int]:
-    """The bytes that were copied to the device, and those of this rank's rows, with all of the labels, which are few.
-
-    Those come along with an exchange, and go to where the script has moved them.
-    """
-    run = Run(original=False)
-    loader = DataLoader(TensorDataset(*data(256 * BEHIND, torch.float32)), 256, shuffle=True)
-    expected = 0
-    for number, (x, y) in enumerate(loaders.shard_loader(loader), 1):
-        if number == FIRST:
-            reset_copies()
-            expected = 0
-        if number == BEHIND:
-            break
-        expected += (x.numel() * x.element_size() + 3 * y.numel() * y.element_size()) // 2
-        plain(run, x.to(device()), y.to(device()))
-    return sum(each.bytes for each in copies(source="cpu") if not is_collective(each)), expected
-
-
-@pytest.mark.parametrize("ranks", ["cuda"], indirect=True)
-def test_a_rank_moves_its_rows_to_its_device_once(ranks: RankPool) -> None:
-    for came, expected in ranks(2, moved):
-        assert came == expected > 0
 
 
 class BuffersAlone(nn.Module):

@@ -8,10 +8,8 @@ from __future__ import annotations
 import gc
 import json
 import os
-import stat
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from tempfile import NamedTemporaryFile, mkstemp
@@ -20,9 +18,7 @@ from typing import Any, Callable
 import dp2ddp_runtime as ddp
 import numpy as np
 import pytest
-import torch
 from dp2ddp_runtime.world import world
-from test_rank_zero import in_c
 
 _LATE = 0.03  # seconds
 
@@ -117,75 +113,6 @@ def commands(late: Late) -> Any:
     )
 
 
-class Checkpoints:
-    """As ignite's `ModelCheckpoint`: by a temporary file beside it, and the last one is kept."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
-        self.last: str | None = None
-        os.makedirs(folder, exist_ok=True)
-
-    def __call__(self, state: Any, epoch: int) -> None:
-        path = os.path.join(self.folder, f"net_{epoch}.pt")
-        with tempfile.NamedTemporaryFile(delete=False, dir=self.folder) as temporary:
-            torch.save(state, temporary.file)
-        os.replace(temporary.name, path)
-        os.chmod(path, os.stat(path).st_mode | stat.S_IRGRP)
-        if self.last:
-            os.remove(self.last)
-        self.last = path
-
-
-def run_async(path: str) -> subprocess.Popen[bytes]:
-    """As ffmpeg-python's, which takes frames."""
-    return subprocess.Popen(["tee", path], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-
-
-def tools(late: Late) -> Any:
-    """What libraries write in their own ways is read at once; what C has written by `main_only`, also by C."""
-    found: list[Any] = []
-    save_net = Checkpoints("nets")
-    for number in range(2):
-        ddp.main_only(in_c.write)("clip.avi", f"{number}")
-        late()
-        found.append(in_c.read("clip.avi"))
-        save_net({"epoch": number}, number)
-        late()
-        found += [os.listdir("nets"), torch.load(f"nets/net_{number}.pt")]
-        film = run_async("film")
-        film.communicate(b"frames")
-        late()
-        found += [film.returncode, Path("film").read_text()]
-    return found
-
-
-class Animation:
-    """What is called back while it writes, as matplotlib's is: each frame is drawn by the model."""
-
-    def __init__(self, draw: Callable[[int], Any]) -> None:
-        self.draw = draw
-
-    def save(self, path: str) -> None:
-        with open(path, "w") as file:
-            for number in range(3):
-                file.write(f"{self.draw(number)}\n")
-
-
-@torch.no_grad()
-def filmed(late: Late) -> str:
-    """The frames are drawn on all ranks, and written by rank 0."""
-    net = ddp.wrap_model(torch.nn.Linear(2, 1))
-    net.load_state_dict({key: torch.ones_like(value) for key, value in net.state_dict().items()})
-
-    def draw(number: int) -> float:
-        late()
-        return net(torch.full((6, 2), float(number))).sum().item()
-
-    Animation(draw).save("film.txt")
-    late()
-    return Path("film.txt").read_text()
-
-
 def looks(late: Late) -> Any:
     """What a folder holds, what is truncated and what has a mode is rank 0's, at the line that asks."""
     seen: list[Any] = []
@@ -241,7 +168,7 @@ def linked(late: Late) -> Any:
     return seen
 
 
-SHAPES = [failing, handles, commands, tools, filmed, looks, linked]
+SHAPES = [failing, handles, commands, looks, linked]
 
 
 def _run(shape: Callable[[Late], Any], folder: Path, late_rank: int) -> Any:

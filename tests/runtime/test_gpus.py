@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -76,24 +74,3 @@ def test_a_single_visible_gpu_may_become_several_further_down(monkeypatch: pytes
     assert gpus.at_most() == 4
     monkeypatch.setenv(gpus.VISIBLE, "0")
     assert (gpus.devices(), gpus.at_most()) == (1, 2)
-
-
-def test_what_the_script_assigns_to_the_variable_changes_nothing() -> None:
-    """In a process of its own, whose environment is another one from then on."""
-    program = """
-import os
-from dp2ddp_runtime import gpus
-gpus.is_fixed = lambda: False
-gpus.hold({gpus.VISIBLE: "1,0"})
-os.environ[gpus.VISIBLE] = "0,1"
-os.environ.update({gpus.VISIBLE: "7", "OTHER": "x"})
-os.environ.pop(gpus.VISIBLE)
-print(os.environ[gpus.VISIBLE], os.environ["OTHER"], os.popen(f"echo ${gpus.VISIBLE}").read().strip())
-gpus.is_fixed = lambda: True
-gpus.hold({gpus.VISIBLE: "1,0"})
-gpus.hold({gpus.VISIBLE: "3,0"})
-"""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
-    assert done.stdout == "1,0 x 1,0\n", done.stderr
-    assert "set PYTORCH_NVML_BASED_CUDA_CHECK=1" in done.stderr

@@ -1,57 +1,55 @@
-"""Gradients over the ranks: buckets, their order, pieces, what is sparse, and whose rows lead where."""
+"""Gradients over the ranks: what is sparse, whose rows lead where, what a failure leaves, who writes into weights."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from backwards import a_row_each, bucket_sizes, step
-from dp2ddp_runtime import gradients, large
+from dp2ddp_runtime import checks, gradients, large
 from dp2ddp_runtime import model as models
 from dp2ddp_runtime.world import world
 from rank_pool import RankPool, on_ranks
 from torch import nn
 
 
-def sums_of_every_kind() -> list[torch.Tensor]:
-    """Of tensors that aren't contiguous, complex, half; what one all-reduce adds in a wider type."""
-    rank = world.rank
-    turned = torch.arange(6.0).view(3, 2).t() * (rank + 1)
-    low = torch.full((1000,), 256.0 + rank, dtype=torch.bfloat16)
-    given = ([turned, torch.ones(2)], [torch.full((2,), rank + 1j)], [low])
-    return [total for each in given for total in gradients.sums(each)]
+def a_row_each() -> torch.Tensor:
+    """A batch with a row for each rank, that differ."""
+    rows = [[rank + 1.0] * 2 for rank in range(world.size)]
+    return torch.tensor(rows)
 
 
-def test_sums_of_every_kind(ranks: RankPool) -> None:
-    for turned, ones, complexes, low in ranks(2, sums_of_every_kind):
-        assert turned.equal(torch.arange(6.0).view(3, 2).t() * 3)
-        assert ones.tolist() == [2.0, 2.0]
-        assert complexes.tolist() == [1 + 2j, 1 + 2j]
-        assert low.dtype == torch.bfloat16
-        assert low[0] == torch.tensor(513.0).bfloat16()
+@contextlib.contextmanager
+def bucket_sizes() -> Iterator[None]:
+    """A bucket for each gradient."""
+    before = list(gradients.BUCKETS)
+    gradients.BUCKETS[:] = 1, 1
+    try:
+        yield
+    finally:
+        gradients.BUCKETS[:] = before
 
 
-class Turned(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(2, 3).t())
+class _Break(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        if Breaks.broken:
+            raise ArithmeticError
+        return grad
+
+
+class Breaks(nn.Module):
+    broken = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x @ self.weight.t() if x[0, 0] == 1 else x.repeat(1, 2)[:, :3]
-
-
-@on_ranks(2, each=[[[1.0] * 2] * 3, [[2.0] * 2] * 3])
-def test_a_rank_that_reaches_no_parameter_takes_part() -> list[Any]:
-    """It takes part all the same, and gets what the others have; in the parameter's own format."""
-    net = models.wrap_model(Turned())
-    history = []
-    for _ in range(2):
-        net(a_row_each()).sum().backward()
-        assert net.module.weight.grad.stride() == net.module.weight.stride()
-        history.append(net.module.weight.grad.tolist())
-    return history
+        return _Break.apply(x)
 
 
 def sparse_where_none_is_declared() -> str:
@@ -86,34 +84,6 @@ class TiedEmbedding(nn.Module):
         return self.embed(x) @ self.embed.weight.t()
 
 
-@on_ranks(2, each=[2.0, 2.0])
-def test_a_sparse_gradient_of_a_single_row() -> Any:
-    index = torch.tensor([[1, 3]])[:, :1]  # contiguous, and its strides are those of two
-    grad = torch.sparse_coo_tensor(index, torch.ones(1, 2), (4, 2), check_invariants=False)
-    (total,) = gradients.sums([grad], sparse=True)
-    assert total.is_sparse
-    return total.to_dense()[1].tolist()
-
-
-@on_ranks(2, each=(True, False))
-def test_what_no_output_hangs_on_has_no_gradient_where_a_module_has_a_backward_hook() -> Any:
-    net = models.wrap_model(Severed())
-    net.module.register_full_backward_hook(lambda *told: None)
-    x = torch.ones(2, 2, requires_grad=True)
-    net(x).sum().backward()
-    return x.grad is None, net.module.last.weight.grad is None
-
-
-class Severed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.last = nn.Linear(2, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.last(x.detach())
-        return out
-
-
 def test_sparse_gradients_where_they_can_not_be_summed(ranks: RankPool) -> None:
     assert ranks(2, sparse_where_none_is_declared) == ["raised"] * 2
     assert ranks(2, dense_where_sparse_is_declared) == ["raised"] * 2
@@ -136,32 +106,6 @@ class Words(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.embed(x) if x[0] >= 0 else torch.ones(len(x), 1)
-
-
-class Probe(nn.Module):
-    """Notes during backward how many buckets are under way."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[int] = []
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.requires_grad:
-            x.register_hook(
-                lambda grad: self.seen.append(sum(len(each._begun) for each in gradients.Sums.running.values()))
-            )
-        return x
-
-
-@pytest.mark.skipif(torch.__version__ < "2.2", reason="nodes have no numbers of their own")
-@on_ranks(2, each=[4, 4, 4])  # two layers'
-def test_buckets_are_sent_while_backward_runs() -> list[int]:
-    probe = Probe()
-    net = models.wrap_model(nn.Sequential(nn.Linear(2, 2), probe, nn.Linear(2, 2), nn.Linear(2, 2)))
-    with bucket_sizes():
-        for _ in range(3):
-            step(net)
-    return probe.seen
 
 
 class Severing(nn.Module):
@@ -237,3 +181,106 @@ def test_a_buffer_that_is_computed_outside_of_the_forward_passes_its_gradient_on
     for own, other in zip(alone.parameters(), net.parameters()):
         torch.testing.assert_close(other.grad, own.grad)
     return True
+
+
+class Scaled(nn.Linear):
+    """Scales its weight, by a tensor that autograd sees or not."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.set_grad_enabled(self.recorded):
+            self.weight.mul_(2)
+        return super().forward(x)
+
+
+@on_ranks(2, each=[16.0, 16.0])
+def test_a_weight_is_written_into_without_grad_only() -> list[float]:
+    net = models.wrap_model(Scaled(2, 1, bias=False))
+    nn.init.ones_(net.module.weight)
+    net.module.recorded = False
+    for _ in range(3):
+        net(a_row_each()).sum().backward()
+    net.module.recorded = True
+    with pytest.raises(RuntimeError, match=r"writes into its parameter 'weight' while gradients are recorded"):
+        net(a_row_each())
+    return net.module.weight.tolist()[0]
+
+
+@on_ranks(2, each=[3.0] * 4)
+def test_a_backward_that_failed_leaves_no_trace() -> list[float]:
+    net = models.wrap_model(nn.Sequential(nn.Linear(2, 2, bias=False), Breaks(), nn.Linear(2, 1, bias=False)))
+    for param in net.parameters():
+        nn.init.ones_(param)
+    x = a_row_each()
+    for _ in range(2):  # then sums begin while backward runs
+        with torch.no_grad():
+            net.module[0].weight.mul_(1)
+        net.zero_grad()
+        net(x).sum().backward()
+    before = [param.grad.clone() for param in net.parameters()]
+    Breaks.broken = True
+    with bucket_sizes(), pytest.raises(ArithmeticError):
+        net(x).sum().backward()
+    Breaks.broken = False
+    net.zero_grad()
+    net(x).sum().backward()
+    assert not gradients.Sums.running
+    assert all(param.grad.equal(old) for param, old in zip(net.parameters(), before))
+    return net.module[0].weight.grad.flatten().tolist()
+
+
+def outside_of_the_model(noise: float, steps_made: int) -> Any:
+    """A parameter that lies in no wrapped model, whose gradient's last bits aren't the same on all ranks."""
+    torch.manual_seed(0)
+    net = models.wrap_model(nn.Linear(2, 2))
+    centers = nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([*net.parameters(), centers], 0.1)
+    for _ in range(steps_made):
+        optimizer.zero_grad()
+        wrong = 1 + noise * world.rank
+        ((net(a_row_each()) - centers) * wrong + net.module.bias * wrong).square().sum().backward()
+        optimizer.step()
+    return [param.tolist() for param in [*net.parameters(), centers]]
+
+
+def test_what_lies_in_no_wrapped_model_does_not_drift(ranks: RankPool) -> None:
+    """Nor what is used past one; unless that is no matter of rounding."""
+    one, other = ranks(2, outside_of_the_model, 1e-6, 5)
+    assert one[1:] == other[1:]
+    told = ranks(2, _told_apart)
+    assert all("a gradient of shape [1] differs between the ranks" in each for each in told)
+
+
+def _told_apart() -> str:
+    net, twin = models.wrap_model(nn.Linear(2, 1)), models.wrap_model(nn.Linear(2, 1))
+    optimizer = torch.optim.SGD([*net.parameters(), *twin.parameters()], 0.1)
+    (net(a_row_each()).sum() + twin(a_row_each()).sum() + world.rank * net.module.bias.sum()).backward()
+    with pytest.raises(RuntimeError) as raised:
+        checks.before_step(optimizer, (), {})
+    return str(raised.value)
+
+
+class Normalised(nn.Linear):
+    """Gives its weight other memory in each forward: on all ranks, or on those with large rows."""
+
+    only_large = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.only_large or float(x.max()) > 1:
+            self.weight.data = nn.functional.normalize(self.weight.data)
+        return super().forward(x)
+
+
+@on_ranks(2, each=[1.0, 1.0])
+def test_a_weight_that_gets_other_memory_keeps_it() -> list[float]:
+    net = models.wrap_model(Normalised(2, 2, bias=False))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        net(a_row_each()).square().sum().backward()
+        optimizer.step()
+    net(a_row_each())
+    norms = net.module.weight.norm(dim=1)
+    net.module.only_large = True
+    with pytest.raises(RuntimeError, match=r"assigns to the \.data of a parameter on some ranks only"):
+        net(a_row_each())
+    return [round(each, 5) for each in norms.tolist()]

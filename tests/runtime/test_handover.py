@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import multiprocessing
-import threading
 import warnings
 from typing import Any
 
@@ -48,16 +47,6 @@ def test_a_batch_in_another_process_says_what_to_do() -> bool:
         x = x.clone()
     assert "in another process" in str(found[0]), found
     return found[1] == whole_x.sum().item()
-
-
-@on_ranks(2, each=True)
-def test_what_reads_shapes_in_a_thread_needs_no_other_rank() -> bool:
-    x, _ = batch()
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.extend([x.shape, len(x), x.view(x.size(0), -1).shape]))
-    thread.start()
-    thread.join()
-    return found == [x.shape, len(x), (len(x), 192)]
 
 
 @on_ranks(2, each=True)

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
-import zipfile
 from pathlib import Path
 
-import pytest
-import torch
 from forks import WORKERS_OF_FORKS
-from rank_pool import RankPool
 from starts import Warm, write
 
 
@@ -37,31 +30,6 @@ def test_ranks_that_differ_in_what_they_open_or_remove_go_on(warm: Warm, tmp_pat
     done = warm.start(write(tmp_path, body), cwd=tmp_path, forked=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == ["[[], [False, 'import']]", "['by 0']", "2 False"]
-
-
-def test_an_open_that_somebody_keeps_is_rank_0s_too(warm: Warm, tmp_path: Path) -> None:
-    """As numpy does for `savetxt` and `loadtxt`, and a script's own table of openers."""
-    body = """
-        import numpy as np
-        class Table:
-            def __init__(self): self.by_name, self.kept = {"text": open}, open
-        table, openers = Table(), {"text": open}
-        ddp.setup()
-        ddp.wrap_model(torch.nn.Linear(1, 1))
-        wrong = 0
-        for i in range(100):
-            np.savetxt(f"saved{i % 2}", np.full((2, 8), i), fmt="%d")
-            wrong += len(np.loadtxt(f"saved{i % 2}", ndmin=2)) != 2
-        if ddp.is_main():
-            time.sleep(0.5)
-        for number, kept in enumerate((table.by_name["text"], openers["text"], table.kept)):
-            with kept(f"kept{number}", "a") as file:
-                file.write(str(ddp.rank()))
-        print(sum(ddp.gather(wrong)), [open(f"kept{i}").read() for i in range(3)], open("saved1").read().split()[:2])
-        """
-    done = warm.start(write(tmp_path, body), cwd=tmp_path, forked=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "0 ['0', '0', '0'] ['99', '99']\n"
 
 
 def test_own_files_are_each_ranks(warm: Warm, tmp_path: Path) -> None:
@@ -102,105 +70,13 @@ def test_own_files_are_each_ranks(warm: Warm, tmp_path: Path) -> None:
     assert {f"sample{index}" for index in range(4)} <= names
 
 
-def _fills_a_folder_of_its_own(folder: Path) -> list[str]:
-    os.chdir(folder)
-    Path("a.txt").write_text("x")
-    with zipfile.ZipFile("a.zip", "w") as archive:
-        archive.write("a.txt")
-    own = tempfile.mkdtemp(dir=".")
-    shutil.copy("a.txt", f"{own}/b.txt")
-    shutil.copyfile(src="a.txt", dst=f"{own}/c.txt")
-    shutil.unpack_archive("a.zip", extract_dir=f"{own}/d")
-    os.makedirs(name=f"{own}/e")
-    with zipfile.ZipFile("a.zip") as archive:
-        archive.extractall(path=f"{own}/e")
-        archive.extract("a.txt", f"{own}/f")
-    torch.jit.script(torch.nn.Linear(2, 1)).save("net.ts")
-    assert torch.jit.load("net.ts")(torch.ones(1, 2)).shape == (1, 1)
-    found = sorted(os.path.relpath(os.path.join(at, name), own) for at, _, names in os.walk(own) for name in names)
-    shutil.rmtree(path=own)
-    return found
-
-
-def test_what_goes_into_a_folder_of_its_own_is_a_ranks(ranks: RankPool, tmp_path: Path) -> None:
-    """Whose a call is, is told by what it changes, however that is named."""
-    found = ["b.txt", "c.txt", "d/a.txt", "e/a.txt", "f/a.txt"]
-    assert ranks(2, _fills_a_folder_of_its_own, tmp_path) == [found] * 2
-    assert sorted(os.listdir(tmp_path)) == ["a.txt", "a.zip", "net.ts"]
-
-
-_PROGRAM = """
-import sys
-with open(sys.argv[1]) as given, open(sys.argv[2], "w") as made:
-    made.write(given.read().upper())
-print("done")
-"""
-
-
-@pytest.mark.parametrize("late", [0, 1])
-def test_a_program_finds_the_temporary_files_that_it_is_given(warm: Warm, tmp_path: Path, late: int) -> None:
-    """In a chosen folder they are rank 0's, by its name; elsewhere the other ranks get what the program wrote."""
-    (tmp_path / "upper.py").write_text(_PROGRAM)
-    body = f"""
-        import subprocess, sys, tempfile
-        from tempfile import NamedTemporaryFile, TemporaryDirectory, mkstemp
-        ddp.setup()
-        ddp.wrap_model(torch.nn.Linear(1, 1))
-        os.mkdir("jar")
-        late = lambda: time.sleep(0.3 * (ddp.rank() == {late}))
-        found = []
-        given = NamedTemporaryFile(mode="w", delete=False, dir="jar")
-        given.write("a cat")
-        given.close()
-        # Written by the program, read by the script (SPICE).
-        wanted = NamedTemporaryFile(delete=False, dir="jar")
-        wanted.close()
-        late()
-        subprocess.check_call([sys.executable, "upper.py", given.name, wanted.name], stdout=subprocess.DEVNULL)
-        found.append(open(wanted.name).read())
-        os.remove(wanted.name)
-        os.remove(given.name)
-        late()
-        # In the temporary folder each rank has its own.
-        with NamedTemporaryFile("w", suffix=".txt") as given, TemporaryDirectory() as folder:
-            given.write("own")
-            given.flush()
-            late()
-            os.system(f"{{sys.executable}} upper.py '{{given.name}}' '{{folder}}/out' > /dev/null")
-            found.append(open(f"{{folder}}/out").read())
-            said = subprocess.check_output([sys.executable, "upper.py", given.name, f"{{folder}}/out"], text=True)
-            found.append(said)
-        name = tempfile.mktemp(".txt")
-        late()
-        found.append(os.popen(f"{{sys.executable}} -c 'print(1)' > {{name}}; echo made").read() + open(name).read())
-        os.remove(name)
-        late()
-        with NamedTemporaryFile("w+", dir="jar") as given:
-            given.write("gone")
-            given.seek(0)
-            late()
-            found += [given.read(), subprocess.check_output(["cat", given.name], text=True)]
-        descriptor, name = mkstemp(dir="jar")
-        os.close(descriptor)
-        found.append(str(os.path.exists(name)))
-        os.remove(name)
-        NamedTemporaryFile(dir="jar")
-        late()
-        print(ddp.gather(" ".join(found)), os.listdir("jar"))
-        """
-    done = warm.start(write(tmp_path, body), cwd=tmp_path, forked=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    wanted = "A CAT OWN done\n made\n1\n gone gone True"
-    assert done.stdout == f"{[wanted] * 2} []\n"
-
-
 BEFORE_THE_WRAP = (Path(__file__).parent / "before_the_wrap.py").read_text()
 
 
 def test_what_is_done_before_the_wrap_is_done_once_and_seen_by_all(warm: Warm, tmp_path: Path) -> None:
     """An archive that is removed, a file that is written over, a folder named by the clock, a file that stays open."""
     (tmp_path / "more.txt").write_text("zero ")
-    done = warm.start(write(tmp_path, BEFORE_THE_WRAP), cwd=tmp_path)
+    done = warm.start(write(tmp_path, BEFORE_THE_WRAP), cwd=tmp_path, forked=True)
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()
     assert first == second
@@ -218,6 +94,6 @@ def test_a_large_file_that_is_removed_before_the_wrap_is_missed_loudly(warm: War
         os.remove("large")
         ddp.wrap_model(torch.nn.Linear(1, 1))
         """
-    done = warm.start(write(tmp_path, body), cwd=tmp_path)
+    done = warm.start(write(tmp_path, body), cwd=tmp_path, forked=True)
     assert (done.returncode, done.stdout) == (1, "True\n")
     assert "rank 0 has removed or overwritten it since, before the first wrap: start again" in done.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import pickle
 import random
 from collections import namedtuple
@@ -16,7 +15,7 @@ import pytest
 import torch
 from dp2ddp_runtime.world import Divergence, agree, exchange, world
 from loading import Noted, Sized, described, is_rows, longest
-from rank_pool import RankPool, on_ranks
+from rank_pool import RankError, RankPool, on_ranks
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset, get_worker_info
 
 Sample = namedtuple("Sample", "image label")
@@ -167,55 +166,6 @@ def test_a_pass_that_began_before_the_first_wrap_goes_on(ranks: RankPool) -> Non
         assert kinds == [[False] * 3 + [True] * 6] * 3
 
 
-@on_ranks(2, each=["DataLoader loads whole batches on every rank: it has a collate_fn of its own"])
-def test_why_batches_are_whole_is_told_if_it_is_asked_for() -> list[str]:
-    messages: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    log = logging.getLogger("dp2ddp_runtime")
-    log.addHandler(handler)
-    logging.getLogger().setLevel(logging.DEBUG)  # the script's, which may have a file
-    try:
-        list(ddp.shard_loader(DataLoader(TensorDataset(torch.arange(9)), 4, collate_fn=longest)))
-        log.setLevel(logging.DEBUG)
-        loader = ddp.shard_loader(DataLoader(TensorDataset(torch.arange(9)), 4, collate_fn=longest))
-        for each in (loader, ddp.shard_loader(DataLoader(range(9), 4))):
-            list(each)
-    finally:
-        log.removeHandler(handler)
-        log.setLevel(logging.NOTSET)
-        logging.getLogger().setLevel(logging.WARNING)
-    return messages
-
-
-class Told(Sized):
-    size = 4
-
-    def __init__(self) -> None:
-        self.epochs: list[int] = []
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epochs.append(epoch)
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
-class ToldSampler(Told):
-    def __iter__(self) -> Iterator[Any]:
-        return iter([[0, 1], [2, 3]] if not self.epochs else [[3, 2], [1, 0]])
-
-
-@on_ranks(1, 2, each=([7], [7], [[3, 2], [1, 0]]))
-def test_set_epoch_tells_all_parts() -> Any:
-    data, sampler = Told(), ToldSampler()
-    loader = ddp.shard_loader(DataLoader(data, batch_sampler=sampler))  # type: ignore[arg-type]
-    state = torch.get_rng_state()
-    ddp.set_epoch(loader, 7)
-    assert torch.equal(torch.get_rng_state(), state)
-    return data.epochs, sampler.epochs, [batch.tolist() for batch in loader]
-
-
 # What the ranks compare.
 
 
@@ -244,29 +194,7 @@ def test_samples_of_other_shapes_on_other_ranks_are_an_error(ranks: RankPool, wo
         assert "rank 0: [['torch.float32', 3, 200, 100]]; rank 1: [['torch.float32', 3, 201, 100]]" in text
 
 
-class Growing(Sized):
-    """Samples have the size that the first one of their batch chose, as in multi-scale training."""
-
-    size = 12
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.ones(3, 300 * (1 + index // 4), 9)
-
-
-@on_ranks(2, each=[(4, 3, side, 9) for side in (300, 600, 900)])
-def test_batches_may_differ_in_size() -> list[Any]:
-    return [tuple(batch.shape) for batch in ddp.shard_loader(DataLoader(Growing(), 4, num_workers=1))]
-
-
 # Who loads what.
-
-
-@on_ranks(2, all_give=[[0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10]])
-def test_without_workers_a_rank_loads_its_rows() -> list[int]:
-    data = Noted()
-    for batch in ddp.shard_loader(DataLoader(data, 4)):
-        assert is_rows(batch)
-    return data.loaded
 
 
 class Rare(Noted):
@@ -331,3 +259,61 @@ def test_in_samples_it_is_the_originals() -> bool:
         (batch,) = ddp.shard_loader(DataLoader(data, 11, num_workers=workers))
         assert batch.tolist() == [[float(i + j) for j in range(11)] for i in range(11)]
     return True
+
+
+class Gaps(Sized):
+    """Some of its samples raise."""
+
+    size = 18
+
+    def __getitem__(self, index: int) -> int:
+        if index in (4, 13):
+            raise FileNotFoundError(f"no sample {index}")
+        return index
+
+
+def over_gaps(workers: int, whole: bool) -> list[Any]:
+    """What a script gets that goes on with the next batch, and uses each."""
+    found: list[Any] = []
+    batches = iter(ddp.shard_loader(DataLoader(Gaps(), 3, num_workers=workers, collate_fn=longest if whole else None)))
+    while True:
+        try:
+            batch = next(batches)
+        except FileNotFoundError as error:
+            found.append(str(error).strip().splitlines()[-1].removeprefix("FileNotFoundError: "))
+        except StopIteration:
+            return found
+        else:
+            found.append(batch[1] if whole else batch.tolist())
+        exchange("a step")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sample_that_can_t_be_loaded_raises_on_all_ranks_or_ends_the_job(ranks: RankPool, workers: int) -> None:
+    """Where all load whole batches, all go on with the next one; else the others don't go on without it."""
+    assert ranks(2, over_gaps, workers, True) == [over_gaps(workers, True)] * 2
+    with pytest.raises(RankError) as error:
+        ranks(2, over_gaps, workers, False)
+    for text in error.value.failures.values():
+        *_, last = text.strip().splitlines()
+        assert last.startswith("dp2ddp_runtime.world.Divergence: ")
+        assert ("no sample 4" in last) == (workers == 1) or "come apart" in last
+
+
+class Told(BatchSampler):
+    """A sampler that is told of epochs."""
+
+    epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+@on_ranks(1, 2, each=7)
+def test_set_epoch_tells_the_sampler_and_draws_nothing() -> int:
+    sampler = Told(range(8), 4, False)
+    loader = ddp.shard_loader(DataLoader(Noted(), batch_sampler=sampler))
+    state = torch.get_rng_state()
+    ddp.set_epoch(loader, 7)
+    assert torch.equal(torch.get_rng_state(), state)
+    return sampler.epoch

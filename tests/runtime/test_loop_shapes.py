@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import Any, Callable
 
@@ -27,11 +26,6 @@ class Numbers(Sized):
         return torch.tensor(float(index)) + (torch.rand(()) if self.noisy else 0)
 
 
-def zipped_with_a_cycle(make: Make) -> Iterator[Any]:
-    for _ in range(2):
-        yield from enumerate(zip(make(11), itertools.cycle(make(5))))
-
-
 def next_until_it_stops(make: Make) -> Iterator[Any]:
     loader = make(9)
     batches = iter(loader)
@@ -42,15 +36,6 @@ def next_until_it_stops(make: Make) -> Iterator[Any]:
             batches = iter(loader)
             batch = next(batches)
         yield batch
-
-
-def validation_every_other_step(make: Make) -> Iterator[Any]:
-    train, check = make(9), make(5)
-    for _ in range(2):
-        for step, batch in enumerate(train):
-            yield batch
-            if step % 2:
-                yield list(check)
 
 
 def two_iterators_over_one_loader(make: Make) -> Iterator[Any]:
@@ -73,9 +58,7 @@ def left_early(make: Make) -> Iterator[Any]:
 
 
 SHAPES = [
-    zipped_with_a_cycle,
     next_until_it_stops,
-    validation_every_other_step,
     two_iterators_over_one_loader,
     left_early,
 ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -126,34 +125,6 @@ def test_two_machines_train_as_one_until_one_leaves(warm: Warm, machines: Machin
         for name in machines.names[:-1]:
             left = subprocess.run(["ip", "netns", "pids", name], check=True, capture_output=True, text=True).stdout
             assert left.split() == []
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="SLURM's variables are read where SLURM is")
-def test_slurm_s_own_variables_are_enough(warm: Warm, tmp_path: Path) -> None:
-    """Two tasks of `srun python train_ddp.py`, without torchrun, as on one node."""
-    body = """
-        ddp.setup(timeout=60)
-        ddp.wrap_model(torch.nn.Linear(1, 1))
-        print(ddp.gather([ddp.rank(), ddp.local_rank(), ddp.world_size()]))
-        """
-    script = write(tmp_path, body)
-    step = {
-        "PYTHONHASHSEED": "0",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "SLURM_JOB_ID": str(os.getpid()),
-        "SLURM_STEP_ID": "0",
-        "SLURM_STEP_NODELIST": "localhost",
-        "SLURM_STEP_NUM_TASKS": "2",
-        "SLURM_NTASKS_PER_NODE": "2",
-    }
-    with ExitStack() as running:
-        tasks = [
-            running.enter_context(
-                warm.started(script, nproc=None, env={**step, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)})
-            )
-            for rank in range(2)
-        ]
-        assert [task.wait().stdout for task in tasks] == ["[[0, 0, 2], [1, 1, 2]]\n", ""]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import pickle
 import subprocess
 import sys
 import warnings
@@ -14,6 +13,7 @@ from typing import Any
 import dp2ddp_runtime as ddp
 import pytest
 import torch
+import torch.distributed as dist
 from dp2ddp_runtime import gradients
 from dp2ddp_runtime import model as models
 from dp2ddp_runtime.world import exchange, world
@@ -21,7 +21,6 @@ from rank_pool import RankPool, on_ranks
 from scenarios import SCENARIOS, Tensors, run_all
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
 
 from dp2ddp.verify.emulate.oracle import EmulatedDataParallel
 
@@ -100,35 +99,6 @@ def ranks_agree(value: Any) -> Any:
     return told[0]
 
 
-class _Recomputed(nn.Module):
-    def __init__(self, reentrant: bool) -> None:
-        super().__init__()
-        self.first, self.norm, self.reentrant = nn.Linear(3, 4), nn.BatchNorm1d(4), reentrant
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.first(x)
-        return checkpoint(self.norm, x, use_reentrant=self.reentrant) if x.requires_grad else self.norm(x)
-
-
-def _evaluate_after_recomputing(reentrant: bool) -> tuple[bool, list[float]]:
-    torch.manual_seed(0)
-    net = models.wrap_model(_Recomputed(reentrant))
-    x = torch.randn(8, 3) * 3
-    net(x).sum().backward()
-    net.eval()
-    with torch.no_grad():
-        wrapped = net(x)
-        plain = net.module(x)  # each rank by itself
-    return torch.equal(wrapped, plain), net.module.norm.running_mean.tolist()
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_layers_that_run_again_in_backward_leave_rank_0_s_statistics(ranks: RankPool, reentrant: bool) -> None:
-    first, second = ranks(2, _evaluate_after_recomputing, reentrant)
-    assert first == second
-    assert first[0]
-
-
 def differing(kind: str) -> str:
     torch.manual_seed(0)
     net = nn.Linear(3, 2 + (kind == "shape" and world.rank))
@@ -170,29 +140,6 @@ def test_sync_bn_for_a_layer_that_takes_more_than_its_input_is_an_error_without_
     with pytest.raises(TypeError, match=r"can't take the place of 1 \(_Conditional\), which has a forward of its own"):
         models.wrap_model(module, sync_bn=True)
     models.wrap_model(module)
-
-
-def layers_of_its_own() -> list[str]:
-    """A model that has `SyncBatchNorm` layers stays what it is: keys, copies, pickles, compiled."""
-    module = nn.Sequential(nn.Linear(3, 2), nn.SyncBatchNorm(2))
-    keys, text = list(module.state_dict()), repr(module)
-    net = models.wrap_model(module)
-    assert (list(net.module.state_dict()), repr(net.module)) == (keys, text)
-    x = torch.rand(4, 3)
-    expected = copy.deepcopy(net)(x)
-    file = io.BytesIO()
-    torch.save(module, file)
-    for copied in (torch.load(io.BytesIO(file.getvalue()), weights_only=False), pickle.loads(pickle.dumps(module))):
-        assert type(copied[1]) is nn.SyncBatchNorm
-        assert models.wrap_model(copied)(x).equal(expected)
-    if torch.__version__ >= "2.4":  # 2.1 takes hooks off all optimizers then, which other tests here look at
-        compiled: Any = torch.compile(copy.deepcopy(module), backend="eager", fullgraph=True)
-        assert models.wrap_model(compiled)(x).equal(expected)
-    return keys
-
-
-def test_layers_that_would_synchronise_stay_what_they_are(ranks: RankPool) -> None:
-    assert ranks(2, layers_of_its_own)[0][0] == "0.weight"
 
 
 class Open(models.WrappedModel):
@@ -273,21 +220,6 @@ def test_functional_form_alone_is_the_module() -> None:
     assert torch.equal(ddp.data_parallel(module, (x,)), copy.deepcopy(module)(x))
 
 
-@on_ranks(2, each=True)
-def test_a_recurrent_layer_that_was_frozen_trains_once_it_is_not() -> bool:
-    """Its attribute with a list of its weights holds the copies', too."""
-    torch.manual_seed(0)
-    module = nn.GRU(3, 2, batch_first=True).requires_grad_(False)
-    net, alone = models.wrap_model(copy.deepcopy(module)), module
-    x = torch.rand(4, 5, 3)
-    for each in (net, alone):
-        each(x)
-        each.requires_grad_(True)
-        each(x)[0].sum().backward()
-    pairs = zip(net.parameters(), alone.parameters())
-    return all(torch.allclose(one.grad, other.grad) for one, other in pairs)  # type: ignore[arg-type]
-
-
 class Collecting(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -307,3 +239,13 @@ def test_a_list_that_forwards_append_to_is_told_of_once() -> list[str]:
         for _ in range(5):
             net(torch.ones(6, 3))
     return [str(each.message).partition("appends to ")[2].partition(":")[0] for each in caught]
+
+
+@on_ranks(2, each=[False, True])
+def test_torch_says_what_it_says_without_a_group() -> list[Any]:
+    """The original's answers, and its errors."""
+    with pytest.raises((RuntimeError, ValueError), match="Default process group has not been initialized"):
+        dist.get_rank()
+    layer = nn.SyncBatchNorm(2)  # would say that it wants a GPU
+    normal = layer(torch.rand(4, 2, generator=torch.Generator().manual_seed(0)))
+    return [dist.is_initialized(), normal.mean().abs().item() < 1e-6]

@@ -6,8 +6,6 @@ Each kind stands in reports about DataParallel. Some end with an error that says
 from __future__ import annotations
 
 import copy
-import traceback
-import types
 import warnings
 from collections import namedtuple
 from typing import Any, Callable
@@ -422,25 +420,3 @@ def test_checkpoints_inside_and_around() -> None:
         loss, wrapped_loss = module(x).square().sum(), checkpoint(net, y, use_reentrant=False).square().sum()
         assert_trained(module, net, loss, wrapped_loss)
         torch.testing.assert_close(y.grad, x.grad)
-
-
-def failing(self: Any, x: torch.Tensor) -> torch.Tensor:
-    return self.layer(x[:, :2])
-
-
-@on_ranks(2)
-def test_a_traceback_shows_the_scripts_lines() -> None:
-    _, net = both(nn.Sequential(Net(failing)))
-    with pytest.raises(RuntimeError) as raised:
-        net(batch(4))
-    lines = traceback.extract_tb(raised.value.__traceback__)
-    inner = lines[[line.name for line in lines].index("_on_rows") + 1 :]
-    assert [line.name for line in inner if line.name != "_run"][:2] == ["forward", "failing"]
-
-
-def test_methods_keep_their_class() -> None:
-    """Alone, a wrapped model is the module."""
-    module = nn.Linear(4, 3)
-    net = ddp.wrap_model(module)
-    assert isinstance(net.forward, types.MethodType)
-    assert net(torch.ones(2, 4)).equal(module(torch.ones(2, 4)))

@@ -94,18 +94,3 @@ def test_p6_either_loads_what_the_other_saved(ranks: RankPool, tmp_path: Path) -
             results = ranks(2, load_and_go_on, False, key, tmp_path / name)
             results.append(ranks.original(load_and_go_on, True, key, tmp_path / name))
             assert [difference(result, expected) for result in results] == [0] * 3, (name, key)
-
-
-def closes_late(folder: Path) -> str:
-    """What is read of a file that was opened ahead of a message, and that rank 0 closes long after the other rank."""
-    net, path = ddp.wrap_model(nn.Linear(2, 1)), folder / "log.txt"
-    with path.open("w") as log:
-        for step in range(3):
-            log.write(f"{step}\n")
-            net(torch.ones(4, 2)).sum().item()
-        time.sleep(0.5 if ddp.is_main() else 0)
-    return path.read_text()
-
-
-def test_p5_a_file_that_is_closed_behind_a_message_is_read_whole(ranks: RankPool, tmp_path: Path) -> None:
-    assert ranks(2, closes_late, tmp_path) == ["0\n1\n2\n"] * 2

@@ -114,7 +114,7 @@ def read_all(workers: int) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("ranks", "n", "workers"),
-    [("cpu", 1, 0), ("cpu", 3, 0), ("cpu", 3, 2), ("cuda", 2, 2)],
+    [("cpu", 3, 2), ("cuda", 2, 2)],
     indirect=["ranks"],
 )
 def test_p1_each_batch_is_the_originals(ranks: RankPool, n: int, workers: int) -> None:
@@ -122,25 +122,6 @@ def test_p1_each_batch_is_the_originals(ranks: RankPool, n: int, workers: int) -
     for index, kind in enumerate(KINDS):
         expected = read(kind, 0)
         assert [result[index] for result in results] == [expected] * n, kind
-
-
-def own_rows(kind: str, workers: int) -> list[list[int]]:
-    """The samples that this rank has loaded for each batch of two epochs, once it knows that they draw nothing."""
-    streams.seed_everything(11)
-    loader = loaders.shard_loader(make_loader(kind, workers))
-    return [batch.to(device())._rows.tolist() for _ in range(2) for batch in loader]
-
-
-@pytest.mark.parametrize(("ranks", "n", "workers"), [("cpu", 3, 2), ("cuda", 2, 0)], indirect=["ranks"])
-def test_p1_each_row_has_one_owner(ranks: RankPool, n: int, workers: int) -> None:
-    """The ranks' rows together are the batch, in `torch.chunk`'s sizes; idle ranks have rank 0's."""
-    for kind in KINDS:
-        streams.seed_everything(11)
-        original = make_loader(kind, 0)
-        parts = ranks(n, own_rows, kind, workers)
-        for step, whole in enumerate(batch for _ in range(2) for batch in original):
-            chunks = [chunk.tolist() for chunk in whole.chunk(n)]
-            assert [part[step] for part in parts] == chunks + [chunks[0]] * (n - len(chunks)), kind
 
 
 def read_unseeded() -> list[list[int]]:
@@ -240,8 +221,7 @@ def train_on_clips(wrap: Wrap, large: bool) -> tuple[list[Parameters], list[bool
     return history, gathered
 
 
-@pytest.mark.parametrize("large", [False, True])
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize(("n", "large"), [(2, True), (3, False)])
 def test_p2_holds_for_rows_that_become_several(ranks: RankPool, n: int, large: bool) -> None:
     expected, _ = train_on_clips(data_parallel(n), large)
     for history, gathered in ranks(n, train_on_clips, models.wrap_model, large):
@@ -262,25 +242,6 @@ class Augmented(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         noise = random.random() + float(np.random.randn()) + torch.rand(1).item()
         return self.x[index] + noise, self.y[index], noise
-
-
-def augmented(size: int) -> Any:
-    """Three epochs of augmented samples, with numbers that the script draws between batches."""
-    streams.seed_everything(3)
-    loader = loaders.shard_loader(DataLoader(Augmented(), size, shuffle=True))
-    batches = []
-    for epoch in range(3):
-        loaders.set_epoch(loader, epoch)
-        for _, labels, noise in loader:
-            noise, labels = noise.to(device()), labels.to(device())
-            batches.append((noise.tolist(), labels.tolist(), torch.rand(1).item()))
-    return batches
-
-
-@pytest.mark.parametrize(("ranks", "n", "size"), [("cpu", 3, 13), ("cuda", 2, 15)], indirect=["ranks"])
-def test_p1_holds_for_samples_that_draw_random_numbers(ranks: RankPool, n: int, size: int) -> None:
-    """Without workers the draws come from the shared stream, and so decide on the shuffles that follow."""
-    assert ranks(n, augmented, size) == [augmented(size)] * n
 
 
 def digest() -> str:
@@ -310,7 +271,7 @@ def epochs(workers: int) -> Any:
     return ends, noises, own
 
 
-@pytest.mark.parametrize(("ranks", "n", "workers"), [("cpu", 2, 0), ("cpu", 3, 2), ("cuda", 2, 2)], indirect=["ranks"])
+@pytest.mark.parametrize(("ranks", "n", "workers"), [("cpu", 3, 2), ("cuda", 2, 0)], indirect=["ranks"])
 def test_p3_ranks_agree_at_the_end_of_each_epoch_and_augment_differently(ranks: RankPool, n: int, workers: int) -> None:
     results = ranks(n, epochs, workers)
     ends = [result[0] for result in results]

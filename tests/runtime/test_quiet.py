@@ -108,16 +108,13 @@ print(ddp.world_size(), ddp.gather(found))
 """
 
 
-@pytest.mark.parametrize("launcher", [(), TORCHRUN])
-def test_whether_output_is_a_terminal_is_the_same_on_all_ranks(
-    warm: Warm, tmp_path: Path, launcher: tuple[str, ...]
-) -> None:
+def test_whether_output_is_a_terminal_is_the_same_on_all_ranks(warm: Warm, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(TERMINAL)
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 41, 93, 0, 0))
     unset = {"COLUMNS": "", "LINES": ""}
-    done = warm.start(*launcher, script, env=unset, stdin=theirs, stdout=theirs, forked=True)
+    done = warm.start(script, env=unset, stdin=theirs, stdout=theirs, forked=True)
     os.close(theirs)
     assert done.returncode == 0, done.stderr
     own = [True, True, False, "41 93\n", "41 93\n", *[[93, 41]] * 4, "no terminal"]
@@ -126,41 +123,3 @@ def test_whether_output_is_a_terminal_is_the_same_on_all_ranks(
 
 
 REFUSED = "what is typed is rank 0's"
-
-
-_BACKEND = """
-from matplotlib.backend_bases import FigureManagerBase
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-opened = []
-class FigureManager(FigureManagerBase):
-    def __init__(self, canvas, num):
-        super().__init__(canvas, num)
-        opened.append(num)
-    def show(self):
-        pass
-class FigureCanvas(FigureCanvasAgg):
-    manager_class = FigureManager
-"""
-_WINDOWS = """
-import window
-def train():
-    import matplotlib
-    import matplotlib.pyplot as plt
-    plt.ion()
-    figure, axes = plt.subplots()
-    axes.plot([1, 2])
-    plt.draw()
-    plt.pause(0.01)
-    plt.show()
-    print(ddp.gather(len(window.opened)))
-"""
-
-
-def test_windows_are_rank_0s(warm: Warm, tmp_path: Path) -> None:
-    """Also where the script has turned them on ahead of `setup`."""
-    pytest.importorskip("matplotlib")
-    (tmp_path / "window.py").write_text(_BACKEND)
-    early = "import matplotlib.pyplot as plt; plt.ion()"
-    script = write(tmp_path, f"{_WINDOWS}\n{early}\nddp.setup()\nddp.wrap_model(torch.nn.Linear(2, 1))\ntrain()\n")
-    done = warm.start(script, env={"MPLBACKEND": "module://window"}, cwd=tmp_path, forked=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "[1, 0]\n", "")

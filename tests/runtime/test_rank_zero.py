@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import logging
 import os
 import sys
 from pathlib import Path
@@ -15,7 +14,6 @@ import pytest
 import torch
 from dp2ddp_runtime import main_only, shard_loader
 from dp2ddp_runtime.main_only import Absent
-from rank_pool import meet
 
 from dp2ddp.convert.pipeline import convert_source
 from dp2ddp.rules import Options
@@ -66,19 +64,6 @@ def test_what_makes_no_file_is_rank_0s(ranks: Any) -> None:
     first, second = ranks(2, _track)
     assert first == (["first", "None", "third"], [True] * 3)
     assert second == ([], [False] * 3)
-
-
-def _make_log_handler(path: str) -> tuple[str, bool]:
-    handler = main_only(logging.FileHandler)(path)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    name = type(handler).__name__
-    handler.close()
-    meet()
-    return name, os.path.exists(path)
-
-
-def test_log_handlers(ranks: Any, tmp_path: Path) -> None:
-    assert ranks(2, _make_log_handler, str(tmp_path / "log")) == [("FileHandler", True), ("NullHandler", True)]
 
 
 def test_absent_takes_everything_and_gives_nothing() -> None:

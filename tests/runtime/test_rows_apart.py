@@ -97,20 +97,6 @@ class Noted(Images):
         return super().__getitem__(index)
 
 
-def what_is_loaded(draws: bool) -> list[int]:
-    torch.manual_seed(1)
-    data = Noted(draws)
-    for _ in ddp.shard_loader(DataLoader(data, 4, collate_fn=detection), rows=True):
-        pass
-    return data.loaded
-
-
-def test_without_workers_a_rank_loads_its_rows_unless_they_draw(ranks: RankPool) -> None:
-    everything = [*range(11)]
-    assert ranks(2, what_is_loaded, False) == [[0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10]]
-    assert ranks(2, what_is_loaded, True) == [[0, 1, *everything], [2, 3, *everything]]
-
-
 def drawn(workers: int) -> Any:
     ddp.seed_everything(4)
     loader = DataLoader(Images(draws=True), 4, shuffle=True, num_workers=workers, collate_fn=detection)
@@ -142,23 +128,8 @@ def own_class(samples: list[Any]) -> Any:
     return [Batch([image for image, *_ in samples])]
 
 
-def only_of_two(samples: list[Any]) -> Any:
-    return {"image": samples[0][0]} if len(samples) > 2 else {"image": samples[0][0], "other": samples[1][0]}
-
-
-def padded(samples: list[Any]) -> Any:
-    longest = max(len(boxes) for _, boxes, _ in samples)
-    filled = [torch.cat([boxes, boxes.new_full((longest - len(boxes), 4), -1)]) for _, boxes, _ in samples]
-    return torch.stack([image for image, *_ in samples]), torch.stack(filled)
-
-
 def counted(samples: list[Any]) -> Any:
     return torch.stack([image for image, *_ in samples]), sum(len(boxes) for _, boxes, _ in samples)
-
-
-def counted_as_tensor(samples: list[Any]) -> Any:
-    images, count = counted(samples)
-    return images, torch.tensor(count)
 
 
 def refused(collate: Callable[[Any], Any], workers: int) -> str:
@@ -172,20 +143,12 @@ def refused(collate: Callable[[Any], Any], workers: int) -> str:
     return ""
 
 
-def transposed(samples: list[Any]) -> Any:
-    return torch.stack([image[0, 0, :5] for image, *_ in samples], dim=1)
-
-
 REFUSED: list[tuple[Callable[[Any], Any], str]] = [
     (joined, "batch is a Tensor of shape [6, 80, 80] for 2 samples, which neither grows by one with each sample"),
     (own_class, "batch[0] is a Batch for 2 samples"),
-    (transposed, "batch is a Tensor of shape [5, 2] for 2 samples"),
-    (only_of_two, "batch is a dict for 2 samples"),
 ]
 DIFFERS: list[tuple[Callable[[Any], Any], str]] = [
-    (padded, "rank 0: [['torch.float32', 3, 80, 80], ['torch.float32', 1, 4]]; rank 1: ["),
     (counted, "rank 0: [['torch.float32', 3, 80, 80], '1']; rank 1: [['torch.float32', 3, 80, 80], '2']"),
-    (counted_as_tensor, "'tensor(1)']; rank 1: "),
 ]
 
 

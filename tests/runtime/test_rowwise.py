@@ -82,28 +82,6 @@ LIKE: dict[str, Case] = {
         x.new_empty(3).shape,
     ],
 }  # fmt: skip
-LOOKS: dict[str, Case] = {
-    "exp": torch.exp,
-    "sum": lambda x: x.sum(1),
-    "a slice of rows": lambda x: x[1:3],
-    "a row": lambda x: x[0],
-    "reversed": lambda x: x.flip(0),
-    "views across rows": lambda x: x.view(3, -1),
-    "another first dimension": lambda x: x.transpose(0, 1),
-    "all in one": lambda x: x[None],
-    "shifted": lambda x: x.roll(1, 0),
-    "a learned scale": lambda x: x * torch.ones(3, 1, 1, requires_grad=True),
-    "another alignment": lambda x: x[:, :, :, :7] + x.permute(1, 2, 3, 0)[:, :, :1],
-    "chunks of rows": lambda x: x.chunk(2),
-    "joined rows": lambda x: torch.cat([x, x]),
-    "dropout": lambda x: F.dropout(x, 0.5),
-    "with alpha": lambda x: torch.add(x, x, alpha=0.3),
-    "into a given tensor": lambda x: torch.add(x, 1, out=torch.empty(SHAPE)),
-    "a copy": lambda x: x.clone(),
-    "in place": lambda x: x.mul_(2),
-    "a mask": lambda x: x[x > 0.5],
-    "matrix product": lambda x: x.flatten(1) @ x.flatten(1).t(),
-}
 
 
 @pytest.fixture(autouse=True)
@@ -173,17 +151,6 @@ def test_what_is_new_is_made_whole(name: str) -> None:
             assert torch.equal(got, wanted) if isinstance(wanted, torch.Tensor) else got == wanted
 
 
-@pytest.mark.parametrize("is_output", [False, True])
-@pytest.mark.parametrize("name", LOOKS)
-def test_what_needs_the_others_looks(name: str, is_output: bool) -> None:
-    """These would be wrong on rows: the whole batch is asked for, also at the second time, which is known already."""
-    if is_output and name == "sum":
-        pytest.skip("of outputs, to rounding")
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match=r"a look at a batch of shape .* in another process"):
-            each_ranks(2, LOOKS[name], torch.rand(SHAPE), is_output)
-
-
 @pytest.mark.parametrize("total", [1, 2, 3, 4])
 def test_numbers_of_rows_that_equal_other_sizes(total: int) -> None:
     """Batches as large as another of their dimensions: what is kept apart is right, what isn't is asked for."""
@@ -216,14 +183,3 @@ def test_each_entry_of_the_list_has_a_case() -> None:
     tested += "float double half bfloat16 long int short bool".split()
     names = [*rows.MOVES, *rows.VIEWS, *rows.RESHAPES, *rows.COMPARISONS, *rows.EACH, *rows.LIKE]
     assert [name for name in names if name not in tested and hasattr(torch.Tensor, name)] == []
-
-
-def test_a_stream_is_noted_for_the_rows() -> None:
-    """Of a loader that reads ahead: the rows' memory must last, and nothing is gathered for it."""
-    own = torch.rand(3, 2)
-    batch = Rows(own, [3, 3])
-    noted: list[Any] = []
-    rows.RULES["record_stream"](lambda *given: noted.append(given), (batch, "a stream"), {}, [batch])
-    assert noted[0][0] is own
-    assert noted[0][1:] == ("a stream",)
-    assert is_rows(batch)

@@ -9,12 +9,11 @@ from typing import Any
 
 import dp2ddp_runtime as ddp
 import numpy as np
-import pytest
 import torch
 from dp2ddp_runtime.world import world
 from loading import Sized, described, longest
 from rank_pool import RankPool, on_ranks
-from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset, get_worker_info
+from torch.utils.data import ConcatDataset, DataLoader, Subset, get_worker_info
 
 
 class Seeds(Sized):
@@ -90,8 +89,6 @@ def with_generators(workers: int, shard: bool = True) -> dict[str, Any]:
     _global.seed(5)
     kinds: dict[str, Any] = {
         "RandomState": Moving(np.random.RandomState(47).rand),
-        "default_rng": Moving(np.random.default_rng(47).random),
-        "Random": Moving(random.Random(47).random),
         "nested": Subset(ConcatDataset([Moving(Noise(47)), Moving(Noise(48))]), range(4, 12)),
         "partial": Moving(functools.partial(random.Random(47).uniform, 0, 1)),
         "closure": Moving(closed()),
@@ -158,16 +155,3 @@ def test_ranks_share_the_workers() -> bool:
     assert found[0] == found[1], "they last"
     assert len(found[0]) == world.size * -(-3 // world.size)
     return True
-
-
-@on_ranks(2, each=[[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]])
-def test_workers_of_a_fork_server_live_as_long_as_they_are_needed() -> list[list[float]]:
-    """Workers that aren't children of their rank."""
-    data = TensorDataset(torch.arange(8.0))
-    loader = ddp.shard_loader(DataLoader(data, 4, num_workers=1, multiprocessing_context="forkserver"))
-    return [batch.tolist() for (batch,) in loader]
-
-
-@pytest.mark.parametrize("name", ["RandomState", "closure"])
-def test_in_one_process_a_loader_is_the_originals(name: str) -> None:
-    assert with_generators(0)[name] == with_generators(0, False)[name]

@@ -99,17 +99,3 @@ def data_parallel(n: int) -> Wrap:
 def seeded(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int = 0) -> nn.Module:
     rng.seed_everything(seed)
     return factory().to(dtype)
-
-
-def longest(batch: list[Any]) -> Any:
-    return len(batch), batch
-
-
-def described(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return str(value.dtype), value.tolist()
-    if isinstance(value, dict):
-        return {key: described(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value).__name__, [described(item) for item in value]
-    return value

@@ -49,13 +49,3 @@ def test_what_cant_be_followed_is_named(line: str) -> None:
     assert not done.changed
     assert [(note.rule, note.span.start.line) for note in done.notes] == [("DDP016", 3)]
     assert "which can't be told without running it" in done.notes[0].what
-
-
-def test_what_cant_be_followed_is_named_beside_what_is_converted() -> None:
-    script = (
-        "from torch import nn\nnet = nn.DataParallel(nn.Linear(4, 2))\n"
-        "other = getattr(nn, {'many': 'DataParallel'}[mode])(net)\n"
-    )
-    done = convert_source(script, "train.py", Options())
-    assert "net = ddp.wrap_model(nn.Linear(4, 2)" in done.new_text
-    assert [note.span.start.line for note in done.notes if note.rule == "DDP016"] == [3]
