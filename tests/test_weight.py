@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 #: By folder. Raise one only with a reason in the commit, and lower it where lines went.
 LIMITS = {
     "dp2ddp": 425,
-    "dp2ddp/analysis": 950,
+    "dp2ddp/analysis": 975,
     "dp2ddp/command": 425,
     "dp2ddp/convert": 2_225,
     "dp2ddp/notebook": 425,
