@@ -37,7 +37,12 @@ def _section(rule: Rule) -> Iterator[str]:
     yield f"Source: `{type(rule).__module__.replace('.', '/')}.py`"
     yield ""
     for title, code, example in _parts(rule):
-        yield from _code(title.capitalize() + (_conditions(example) if example else ""), code)
+        yield f"{title.capitalize()}{_conditions(example)}:"
+        yield ""
+        yield f"```{'diff' if example.diff else 'python'}"
+        yield code.rstrip("\n")
+        yield "```"
+        yield ""
 
 
 def _conditions(example: Example) -> str:
@@ -47,29 +52,18 @@ def _conditions(example: Example) -> str:
     return f" ({conditions})" if conditions else ""
 
 
-def _parts(rule: Rule) -> Iterator[tuple[str, str, Example | None]]:
-    """A rule's examples: what each piece of code is, the code, and the example of which it is the conversion."""
+def _parts(rule: Rule) -> Iterator[tuple[str, str, Example]]:
+    """A rule's examples: what each is, and its code."""
     for example in rule.examples:
-        if example.diff:
-            yield "before", example.before, None
-        yield "after" if example.diff else "only noted", example.converted, example
+        yield ("converted" if example.diff else "only noted"), example.diff or example.unchanged, example
     for example in rule.valid:
-        yield "left alone", example.converted, example
+        yield "left alone", example.unchanged, example
 
 
 def flags_of(example: Example) -> str:
     """The options of the command line that make `example`, its rule's id left out."""
     names = ("sync_bn", "allow_ddp", "rows")
     return " ".join(f"--{name.replace('_', '-')}" for name in names if getattr(example, name))
-
-
-def _code(title: str, code: str) -> Iterator[str]:
-    yield f"{title}:"
-    yield ""
-    yield "```python"
-    yield code.rstrip("\n")
-    yield "```"
-    yield ""
 
 
 def rules_lines(rules: Sequence[Rule]) -> Iterator[str]:
@@ -84,7 +78,7 @@ def rule_lines(rule: Rule) -> Iterator[str]:
     yield ""
     yield wrap_text(" ".join(rule.why.split()), width=100)
     for title, code, example in _parts(rule):
-        flags = f" with {flags_of(example)}" if example and flags_of(example) else ""
+        flags = f" with {flags_of(example)}" if flags_of(example) else ""
         yield ""
         yield style(f"{title}{flags}:", bold=True)
         yield from (f"    {line}".rstrip() for line in code.rstrip("\n").split("\n"))

@@ -17,8 +17,7 @@ class Nursery:
     """A fork server that is there as long as the tests."""
 
     def __init__(self) -> None:
-        self._server = ForkServer()
-        self._server.share(_MODULES)
+        self._server = ForkServer(modules=_MODULES)
 
     def close(self) -> None:
         self._server.close()
@@ -35,10 +34,7 @@ class _Lent:
     """The fork server, for those who end it with their context."""
 
     def __init__(self, server: ForkServer) -> None:
-        self.start = server.start
-
-    def share(self, modules: object) -> None:
-        """All is imported."""
+        self.start, self.poll = server.start, server.poll
 
     def close(self) -> None:
         """It is needed again."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -11,15 +11,7 @@ import numpy as np
 TOLERANCES = {"float64": (1e-9, 1e-11), "float32": (1e-4, 1e-6), "bfloat16": (5e-2, 1e-2)}
 
 
-class Difference(NamedTuple):
-    """What differs first: who has what under which label."""
-
-    label: str
-    who: str
-    text: str
-
-
-def first_difference(ranks: Sequence[Sequence[Any]], wanted: Sequence[Any], precision: str) -> Difference | None:
+def first_difference(ranks: Sequence[Sequence[Any]], wanted: Sequence[Any], precision: str) -> str | None:
     """Where ranks differ from rank 0, or rank 0 from what the oracle has; None if nowhere.
 
     Args:
@@ -28,25 +20,19 @@ def first_difference(ranks: Sequence[Sequence[Any]], wanted: Sequence[Any], prec
         precision: of the narrowest numbers that they have.
     """
     for rank, notes in enumerate(ranks[1:], 1):
-        found = _compare(notes, ranks[0], None)
-        if found:
-            return Difference(found[0], f"rank {rank} and rank 0", found[1])
+        if found := _compare(notes, ranks[0], None):
+            return f"rank {rank} and rank 0: {found}"
     found = _compare(ranks[0], wanted, TOLERANCES[precision])
-    return Difference(found[0], "ranks and oracle", found[1]) if found else None
+    return f"ranks and oracle: {found}" if found else None
 
 
-def _compare(
-    got: Sequence[Any], wanted: Sequence[Any], tolerance: tuple[float, float] | None
-) -> tuple[str, str] | None:
+def _compare(got: Sequence[Any], wanted: Sequence[Any], tolerance: tuple[float, float] | None) -> str | None:
     for (label, value), (other, expected) in zip(got, wanted):
         if label != other:
-            return label, f"another label: {other}"
+            return f"{label}: another label: {other}"
         if not _alike(value, expected, tolerance):
-            return label, f"{_text(value)}, not {_text(expected)}"
-    if len(got) != len(wanted):
-        longer = max(got, wanted, key=len)
-        return longer[min(len(got), len(wanted))][0], f"{len(got)} values, not {len(wanted)}"
-    return None
+            return f"{label}: {_text(value)}, not {_text(expected)}"
+    return f"{len(got)} values, not {len(wanted)}" if len(got) != len(wanted) else None
 
 
 def _alike(value: Any, expected: Any, tolerance: tuple[float, float] | None) -> bool:
@@ -58,8 +44,8 @@ def _alike(value: Any, expected: Any, tolerance: tuple[float, float] | None) -> 
     if tolerance is None or numbers.dtype.kind not in "fc":
         return bool(numbers.tobytes() == others.tobytes())
     finite = np.abs(others[np.isfinite(others)])
-    largest = float(finite.max()) if finite.size else 0.0
     relative, absolute = tolerance
+    largest = float(finite.max()) if finite.size else 0.0
     return bool(np.allclose(numbers, others, rtol=0, atol=relative * largest + absolute, equal_nan=True))
 
 

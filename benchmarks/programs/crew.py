@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
+import multiprocessing
 import tempfile
 import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from . import player
 from .compare import first_difference
-from .nursery import Nursery
+from .parts import Part
 from .player import ORACLES, WRAP
-from .spec import Spec
+from .spec import is_bound_to_the_cpu, precision
 
 #: What the runtime says of programs that it knowingly doesn't run.
 REFUSALS = (
@@ -29,6 +32,7 @@ _TORCHS_OWN = (
     *("storage_offset divisible by 2", "version_counter for inference tensor"),
 )
 _GRACE = 1.0  # seconds for a rank to tell of its error, once another player has
+Player = tuple[BaseProcess, Connection]
 
 
 class Outcome(NamedTuple):
@@ -53,6 +57,8 @@ class Outcome(NamedTuple):
 class Crew:
     """A context: processes for programs of any number of ranks, started when needed, and anew after a failure.
 
+    They are forks of one that has imported torch, since importing takes seconds.
+
     Args:
         oracle: one of `ORACLES`.
         against: another one, which plays instead of ranks.
@@ -64,11 +70,12 @@ class Crew:
         self, oracle: str = "emulated", wrap: str = WRAP, patience: float = 20.0, against: str | None = None
     ) -> None:
         self._oracle, self._wrap, self._patience, self._against = oracle, wrap, patience, against
-        self._nursery = Nursery()
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["torch._dynamo", "torch.distributed", "dp2ddp_runtime"])
         self._folder = tempfile.TemporaryDirectory()
         self._stores = 0
-        self._ranks: dict[int, list[tuple[int, Connection]]] = {}
-        self._judge: list[tuple[int, Connection]] = []
+        self._ranks: dict[int, list[Player]] = {}
+        self._judge: list[Player] = []
 
     def __enter__(self) -> Crew:
         return self
@@ -76,73 +83,72 @@ class Crew:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._nursery.close()
+        for players in (self._judge, *self._ranks.values()):
+            _end(players)
         self._folder.cleanup()
 
-    def play(self, spec: Spec) -> Outcome:
+    def play(self, spec: Part) -> Outcome:
         """Run a program everywhere, and compare.
 
         Raises:
             PretendCudaUnavailableError: torch's own `nn.DataParallel` can't be asked here.
         """
-        if self._oracle == "torch" and spec.is_bound_to_the_cpu:
+        if self._oracle == "torch" and is_bound_to_the_cpu(spec):
             return Outcome("not comparable", "autocast and random numbers are others on devices")
+        ranks = spec["ranks"]
         if not self._judge:
             self._judge = [self._fork(-1, 1, "", ORACLES[self._oracle])]
-        if spec.ranks not in self._ranks:
-            self._ranks[spec.ranks] = self._start(spec.ranks)
-        players = [*self._judge, *self._ranks[spec.ranks]]
-        for _, pipe in players:
+        if ranks not in self._ranks:
+            self._ranks[ranks] = self._start(ranks)
+        pipes = [pipe for _, pipe in [*self._judge, *self._ranks[ranks]]]
+        for pipe in pipes:
             pipe.send(spec.to_json())
-        answers = self._answers([pipe for _, pipe in players])
+        answers = self._answers(pipes)
         if not isinstance(answers[0], list):
-            self._end(self._judge)
+            _end(self._judge)
         if not all(isinstance(answer, list) for answer in answers[1:]):
-            self._end(self._ranks.pop(spec.ranks))
+            _end(self._ranks.pop(ranks))
         if isinstance(answers[0], Exception):
             raise answers[0]
         return self._judged(answers, spec)
 
-    def _start(self, ranks: int) -> list[tuple[int, Connection]]:
+    def _start(self, ranks: int) -> list[Player]:
         if self._against:
             return [self._fork(-1, 1, "", ORACLES[self._against])]
         self._stores += 1
         store = str(Path(self._folder.name, f"store{self._stores}"))
         return [self._fork(rank, ranks, store, self._wrap) for rank in range(ranks)]
 
-    def _fork(self, rank: int, ranks: int, store: str, wrap: str) -> tuple[int, Connection]:
-        return self._nursery.fork({"rank": rank, "ranks": ranks, "store": store, "wrap": wrap})
+    def _fork(self, *told: Any) -> Player:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=player.serve, args=(theirs, *told))
+        process.start()
+        theirs.close()
+        return process, ours
 
-    def _end(self, players: list[tuple[int, Connection]]) -> None:
-        for pid, pipe in players:
-            pipe.close()
-            self._nursery.end(pid)
-        players.clear()
-
-    def _answers(self, pipes: list[Connection]) -> list[Any]:
+    def _answers(self, pipes: Sequence[Connection]) -> list[Any]:
         """What each player has sent: a list of notes, an error; None of one that said nothing in time."""
-        answers: dict[Connection, Any] = {}
+        answers: dict[Any, Any] = {}
         end = time.monotonic() + self._patience
         while len(answers) < len(pipes):
-            ready = wait([pipe for pipe in pipes if pipe not in answers], max(0.0, end - time.monotonic()))
+            ready: list[Any] = wait([pipe for pipe in pipes if pipe not in answers], max(0.0, end - time.monotonic()))
             if not ready:
                 break
             for pipe in ready:
-                assert isinstance(pipe, Connection)
                 answers[pipe] = ("process", "the process died")
                 with contextlib.suppress(EOFError, ConnectionResetError):
-                    answers[pipe] = pickle.loads(pipe.recv_bytes())
+                    answers[pipe] = pipe.recv()
                 if not isinstance(answers[pipe], list):
                     end = min(end, time.monotonic() + _GRACE)  # others may wait for it in vain
         return [answers.get(pipe) for pipe in pipes]
 
-    def _judged(self, answers: list[Any], spec: Spec) -> Outcome:
+    def _judged(self, answers: list[Any], spec: Part) -> Outcome:
         wanted, *ranks = answers
         errors = [answer for answer in ranks if isinstance(answer, tuple)]
         if isinstance(wanted, tuple):
             if wanted[0] in {kind for kind, _ in errors}:
                 return Outcome("raises", wanted[1])
-            if self._oracle == "torch" and _is_torchs_own(wanted[1]):
+            if self._oracle == "torch" and any(each in wanted[1].rpartition("Error: ")[2] for each in _TORCHS_OWN):
                 return Outcome("not comparable", wanted[1])
             if not errors:
                 return Outcome("only the original raises", wanted[1])
@@ -155,10 +161,13 @@ class Crew:
         if None in answers:
             late = [place - 1 for place, answer in enumerate(answers) if answer is None]
             return Outcome("hangs", f"no answer of {late}")
-        found = first_difference(ranks, wanted, spec.precision)
-        return Outcome("agrees") if found is None else Outcome("differs", f"{found.label} ({found.who}): {found.text}")
+        found = first_difference(ranks, wanted, precision(spec))
+        return Outcome("agrees") if found is None else Outcome("differs", found)
 
 
-def _is_torchs_own(error: str) -> bool:
-    """Whether an error, as a traceback, says nothing of the ranks."""
-    return any(each in error.rpartition("Error: ")[2] for each in _TORCHS_OWN)
+def _end(players: list[Player]) -> None:
+    for process, pipe in players:
+        process.kill()
+        process.join()
+        pipe.close()
+    players.clear()

@@ -4,47 +4,32 @@ from __future__ import annotations
 
 import contextlib
 from collections import namedtuple
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Callable
 
 import torch
 from torch import nn
 
 from .blocks import WIDTH
-from .parts import BLOCKS, Part
+from .parts import Part, add
 
 Wrap = Callable[..., nn.Module]
 Answer = namedtuple("Answer", "main extra")
-
-#: How a model is wrapped: all of it, a part, two parts.
-WRAPS = ("whole", "part", "parts")
-#: What it is given.
-CALLS = ("plain", "kwargs", "nested", "uneven")
-#: What it returns.
-OUTPUTS = ("tensor", "tuple", "dict", "named", "with_loss", "list")
 
 
 class Core(nn.Module):
     """What is wrapped: blocks and a last layer."""
 
-    def __init__(self, blocks: Sequence[Part], output: str) -> None:
+    def __init__(self, told: Part) -> None:
         super().__init__()
-        self.blocks = nn.Sequential(*(BLOCKS.make(block) for block in blocks))
+        self.blocks = nn.Sequential(*(block.make() for block in told.parts))
         self.head = nn.Linear(WIDTH, WIDTH)
-        self.output = output
+        self.output = told["output"]
 
-    def forward(
-        self,
-        x: Any,
-        more: Any = None,
-        scale: float = 1.0,
-        name: str = "",
-        target: torch.Tensor | None = None,
-    ) -> Any:
+    def forward(self, x: Any, more: Any = None, scale: float = 1.0, name: str = "", target: Any = None) -> Any:
         """The output of `x`; with a `target` only its loss."""
         if isinstance(x, list):
-            x, other = x[0], x[1]["other"][0]
-            x = x + 0.1 * other
+            x = x[0] + 0.1 * x[1]["other"][0]
         if isinstance(more, torch.Tensor):
             x = x + more.mean()
         out = self.head(self.blocks(x)) * scale
@@ -74,56 +59,56 @@ def main_of(answer: Any) -> torch.Tensor:
 class Parted(nn.Module):
     """A model of which parts are wrapped, and the rest runs whole."""
 
-    def __init__(self, blocks: Sequence[Part], output: str, wrap: Wrap, second: bool) -> None:
+    def __init__(self, told: Part, wrap: Wrap) -> None:
         super().__init__()
-        self.stem = nn.Linear(WIDTH, WIDTH)
-        self.features = wrap(Core(blocks, output))
-        self.more = wrap(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())) if second else nn.Softplus()
+        self.stem, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.features = wrap(Core(told))
+        second = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+        self.more = wrap(second) if told["wrap"] == "parts" else nn.Softplus()
         self.drop = nn.Dropout(0.1)
-        self.last = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Any, target: torch.Tensor | None = None, **kwargs: Any) -> Any:
         """As `Core.forward`."""
-        if isinstance(x, list):
-            x[0] = self.stem(x[0])
-        else:
-            x = self.stem(x)
+        x = [self.stem(x[0]), *x[1:]] if isinstance(x, list) else self.stem(x)
         out = self.last(self.drop(self.more(main_of(self.features(x, **kwargs)))))
         return out if target is None else (out - target).square().mean()
 
 
-def build(blocks: Sequence[Part], how: str, output: str, wrap: Wrap) -> nn.Module:
+@add(
+    "model",
+    wrap=("whole", "part", "parts"),
+    call=("plain", "kwargs", "nested", "uneven"),
+    output=("tensor", "tuple", "dict", "named", "with_loss", "list"),
+)
+def model(**told: str) -> None:
+    """How a model of blocks is wrapped, called, and answers."""
+
+
+def build(told: Part, wrap: Wrap) -> nn.Module:
     """A model, wrapped."""
-    if how == "whole":
-        return wrap(Core(blocks, output))
-    return Parted(blocks, output, wrap, second=how == "parts")
+    return wrap(Core(told)) if told["wrap"] == "whole" else Parted(told, wrap)
 
 
 def arguments(how: str, x: torch.Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What a model is called with, in one of the `CALLS`."""
+    """What a model is called with."""
     if how == "kwargs":
         return (), {"x": x, "scale": 0.5, "name": "a name"}
     if how == "nested":
         return ([x, {"other": (x * 0.5, "text"), "number": 3}],), {}
-    if how == "uneven":
-        return (x,), {"more": x[: (len(x) + 2) // 3] * 2}
-    return (x,), {}
+    return (x,), {"more": x[: (len(x) + 2) // 3] * 2} if how == "uneven" else {}
 
 
 @contextlib.contextmanager
 def holding(net: nn.Module, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
     """A model with other weights than its own, as learn2learn gives it: functional_call takes no `nn.DataParallel`."""
-    places = [(*_place(net, name), weight) for name, weight in weights.items()]
-    own = [module._parameters[name] for module, name, _ in places]
-    for module, name, weight in places:
-        module._parameters[name] = weight  # type: ignore[assignment]
+    places = []
+    for name, weight in weights.items():
+        path, _, last = name.rpartition(".")
+        own = net.get_submodule(path)._parameters
+        places.append((own, last, own[last]))
+        own[last] = weight  # type: ignore[assignment]
     try:
         yield
     finally:
-        for (module, name, _), param in zip(places, own):
-            module._parameters[name] = param
-
-
-def _place(net: nn.Module, name: str) -> tuple[nn.Module, str]:
-    path, _, last = name.rpartition(".")
-    return net.get_submodule(path), last
+        for own, last, param in places:
+            own[last] = param

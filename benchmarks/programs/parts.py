@@ -1,38 +1,22 @@
-"""What programs are composed of: a catalogue of parts, each with options, of which the first choice is the plainest."""
+"""What programs are composed of: a tree of parts, each with options, of which the first choice is the plainest."""
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Callable
 
 
 @dataclass(frozen=True)
-class Part:
-    """One part of a program, by its name in a catalogue."""
-
-    name: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def as_json(self) -> dict[str, Any]:
-        """For a spec."""
-        return {"name": self.name, **self.options}
-
-    @staticmethod
-    def from_json(told: Mapping[str, Any]) -> Part:
-        """Out of a spec."""
-        return Part(told["name"], {key: value for key, value in told.items() if key != "name"})
-
-
-@dataclass(frozen=True)
 class Kind:
-    """What a catalogue knows of a part.
+    """What is known of a part.
 
     Attributes:
         make: what it does, called with the options' values.
         role: what it is in a program, such as a loss.
-        tags: what it needs or forbids (`spec.fits`).
+        tags: what it needs or forbids (`spec.why_not`).
         choices: each option's values.
     """
 
@@ -42,49 +26,85 @@ class Kind:
     choices: Mapping[str, Sequence[Any]]
 
 
-class Catalogue:
-    """Parts by name."""
+#: By name.
+KINDS: dict[str, Kind] = {}
 
-    def __init__(self) -> None:
-        self.kinds: dict[str, Kind] = {}
 
-    def add(self, role: str, *tags: str, **choices: Sequence[Any]) -> Callable[[Any], Any]:
-        """A decorator that enters a function under its name."""
+def add(role: str, *tags: str, **choices: Sequence[Any]) -> Callable[[Any], Any]:
+    """A decorator that makes a function a kind of part."""
 
-        def enter(make: Any) -> Any:
-            self.kinds[make.__name__] = Kind(make, role, frozenset(tags), choices)
-            return make
+    def enter(make: Any) -> Any:
+        KINDS[make.__name__] = Kind(make, role, frozenset(tags), choices)
+        return make
 
-        return enter
+    return enter
 
-    def draw(self, name: str, rng: random.Random) -> Part:
-        """The part with options at random."""
-        return Part(name, {key: rng.choice(values) for key, values in self.kinds[name].choices.items()})
 
-    def plain(self, name: str) -> Part:
-        """The part with each option's first choice."""
-        return Part(name, {key: values[0] for key, values in self.kinds[name].choices.items()})
+def names_of(*roles: str) -> list[str]:
+    """The kinds in these roles."""
+    return [name for name, kind in KINDS.items() if kind.role in roles]
 
-    def simpler(self, part: Part) -> Iterator[Part]:
-        """The part with one option set to its first choice, for each that isn't."""
-        for key, values in self.kinds[part.name].choices.items():
-            if part.options.get(key, values[0]) != values[0]:
-                yield Part(part.name, {**part.options, key: values[0]})
 
-    def tags(self, part: Part) -> frozenset[str]:
-        """What the part needs or forbids: its kind's tags, and options' names that are set to True."""
-        chosen = {key for key, value in part.options.items() if value is True}
-        return self.kinds[part.name].tags | chosen
+@dataclass(frozen=True)
+class Part:
+    """A part of a program: its kind, the options that aren't the plainest ones, and parts of its own."""
 
-    def make(self, part: Part, *args: Any) -> Any:
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    parts: tuple[Part, ...] = ()
+
+    def __getitem__(self, option: str) -> Any:
+        return self.options[option] if option in self.options else KINDS[self.name].choices[option][0]
+
+    @property
+    def role(self) -> str:
+        """What it is in a program."""
+        return KINDS[self.name].role
+
+    @property
+    def tags(self) -> frozenset[str]:
+        """What it needs or forbids: its kind's tags, and options that are set to True."""
+        return KINDS[self.name].tags | {key for key, value in self.options.items() if value is True}
+
+    def of(self, *roles: str) -> list[Part]:
+        """Its parts in these roles."""
+        return [part for part in self.parts if part.role in roles]
+
+    def make(self, *args: Any) -> Any:
         """Call what the part stands for."""
-        return self.kinds[part.name].make(*args, **part.options)
+        kind = KINDS[self.name]
+        return kind.make(*args, **{key: self[key] for key in kind.choices})
 
-    def of(self, *roles: str) -> list[str]:
-        """The names of the parts in these roles."""
-        return [name for name, kind in self.kinds.items() if kind.role in roles]
+    def smaller(self) -> Iterator[Part]:
+        """The part with something less, or plainer; the largest cuts first."""
+        for index, part in enumerate(self.parts):
+            before, behind = self.parts[:index], self.parts[index + 1 :]
+            yield replace(self, parts=before + behind)
+            yield from (replace(self, parts=(*before, less, *behind)) for less in part.smaller())
+        for key, choices in KINDS[self.name].choices.items():
+            known = self[key] in choices
+            for value in choices[: choices.index(self[key]) if known else len(choices)]:
+                yield replace(self, options={**self.options, key: value})
+
+    def to_json(self) -> str:
+        """One line, from which `from_json` makes the part again."""
+        return json.dumps(self, default=lambda part: {"name": part.name, **part.options, "parts": part.parts})
+
+    @staticmethod
+    def from_json(text: str) -> Part:
+        """The part that `to_json` wrote. What isn't told is the plainest."""
+
+        def read(told: dict[str, Any]) -> Part:
+            name, parts = told.pop("name"), tuple(told.pop("parts", ()))
+            options = {key: tuple(value) if isinstance(value, list) else value for key, value in told.items()}
+            return Part(name, options, parts)
+
+        part: Part = json.loads(text, object_hook=read)
+        return part
 
 
-BLOCKS = Catalogue()
-SHAPES = Catalogue()
-OPTIMIZERS = Catalogue()
+def drawn(name: str, rng: random.Random, parts: Sequence[Part] = (), **given: Any) -> Part:
+    """A part with options at random, but for those that are given."""
+    choices = KINDS[name].choices
+    options = {key: given[key] if key in given else rng.choice(values) for key, values in choices.items()}
+    return Part(name, options, tuple(parts))

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from . import models
 from .blocks import WIDTH
-from .parts import OPTIMIZERS, SHAPES, Part
-from .spec import Spec
+from .parts import Part
+from .spec import data_of, models_of, optimizer_of
 
 Shard = Callable[[Any], Any]
 #: A label, and what was seen: None, text, or a tensor's type and numbers.
@@ -42,16 +42,18 @@ class Run:
         optimizers: of each model; behind these one for weights with sparse gradients.
         extras: trained tensors outside of models, by name.
         keep: what shapes keep from step to step.
+        notes: all that was seen so far.
         step: which one it is, from 0.
     """
 
-    def __init__(self, spec: Spec, wrap: models.Wrap, shard: Shard) -> None:
+    def __init__(self, spec: Part, wrap: models.Wrap, shard: Shard) -> None:
         self.spec, self.wrap, self.shard = spec, wrap, shard
+        self.models, self.data = models_of(spec), data_of(spec)
         self.step = 0
         self.keep: dict[str, Any] = {}
-        self._notes: list[tuple[str, Any]] = []
+        self.notes: list[Note] = []
         self._seen: list[tuple[str, torch.Tensor]] = []
-        self.nets = [self.build(which) for which in range(len(spec.models))]
+        self.nets = [self.build(which) for which in range(len(self.models))]
         self.extras = {
             "centers": nn.Parameter(torch.randn(WIDTH, WIDTH)),
             "latent": nn.Parameter(torch.randn(1, WIDTH) * 0.1),
@@ -59,25 +61,30 @@ class Run:
         }
         self.optimizers: list[torch.optim.Optimizer] = []
         self.make_optimizers()
-        self._batches = self._load() if spec.data.source == "loader" else self._make()
+        self._batches = self._load() if self.data.name == "loader" else self._make()
 
     def build(self, which: int) -> nn.Module:
         """A model as the spec's, anew."""
-        told = self.spec.models[which]
-        return models.build(told.blocks, told.wrap, told.output, self.wrap)
+        return models.build(self.models[which], self.wrap)
+
+    def core(self) -> Any:
+        """The first model's module with blocks and head."""
+        net: Any = self.nets[0]
+        return net.module if hasattr(net, "module") else net.features.module
 
     # --- data ---------------------------------------------------------------------------------------------------
 
     def _make(self) -> Iterator[Batch]:
         while True:
-            for rows in self.spec.data.rows:
+            for rows in self.data["rows"]:
                 x, target = torch.randn(rows, WIDTH), torch.randn(rows, WIDTH)
                 yield Batch(x, target, torch.randint(WIDTH, (rows,)))
 
     def _load(self) -> Iterator[Batch]:
-        total, size, *_ = self.spec.data.rows
+        total, size = self.data["rows"]
         data = TensorDataset(torch.randn(total, WIDTH), torch.randn(total, WIDTH), torch.randint(WIDTH, (total,)))
-        loader = self.shard(DataLoader(data, size, shuffle=self.spec.data.shuffle, drop_last=self.spec.data.drop_last))
+        shuffle, drop_last = self.data["shuffle"], self.data["drop_last"]
+        loader = self.shard(DataLoader(data, size, shuffle=shuffle, drop_last=drop_last))
         while True:
             for x, target, labels in loader:
                 yield Batch(x, target, labels)
@@ -90,9 +97,9 @@ class Run:
 
     def make_optimizers(self) -> None:
         """Anew, with nothing remembered."""
-        told = self.spec.optimizer
+        told = optimizer_of(self.spec)
         kind: Any = getattr(torch.optim, told.name)
-        settings = OPTIMIZERS.make(told)
+        settings = told.make()
         sparse = [
             each.weight
             for net in self.nets
@@ -101,7 +108,7 @@ class Run:
         ]
         alone = {id(each) for each in sparse}
         groups = [[each for each in net.parameters() if id(each) not in alone] for net in self.nets]
-        has_extras = any("extras" in SHAPES.tags(part) for part in self.spec.shapes)
+        has_extras = any("extras" in part.tags for part in self.spec.parts)
         main = kind([*groups[0], *(self.extras.values() if has_extras else ())], **settings)
         self.optimizers = [main, *(torch.optim.SGD(group, lr=0.05) for group in groups[1:])]
         if sparse:
@@ -112,10 +119,14 @@ class Run:
         """A model's parameters that have gradients."""
         return [param for param in self.nets[which].parameters() if param.requires_grad]
 
+    def with_gradients(self) -> Iterator[Any]:
+        """The first model's parameters whose .grad is there."""
+        return (param for param in self.nets[0].parameters() if param.grad is not None)
+
     def forward(self, x: torch.Tensor, which: int = 0, weights: dict[str, Any] | None = None, **kwargs: Any) -> Any:
         """A model's main output; with other `weights` than its own."""
-        args, named = models.arguments(self.spec.models[which].call, x)
-        cast = torch.autocast("cpu", torch.bfloat16) if self.spec.options.autocast else contextlib.nullcontext()
+        args, named = models.arguments(self.models[which]["call"], x)
+        cast = torch.autocast("cpu", torch.bfloat16) if self.spec["autocast"] else contextlib.nullcontext()
         with cast, models.holding(self.nets[which], weights or {}):
             answer = self.nets[which](*args, **named, **kwargs)
         out = models.main_of(answer)
@@ -132,7 +143,7 @@ class Run:
     def loss(self, batch: Batch | None = None) -> Any:
         """The sum of the program's losses."""
         batch = self.batch() if batch is None else batch
-        losses = [SHAPES.make(part, self, batch) for part in self.spec.having("loss")]
+        losses = [part.make(self, batch) for part in self.spec.of("loss")]
         if not losses:
             out, target, _ = self.answer(batch)
             losses = [F.mse_loss(out, target.to(out.dtype))]
@@ -142,13 +153,13 @@ class Run:
 
     def note(self, label: str, value: Any) -> None:
         """What a script would print."""
-        self._notes.append((f"{self.step}: {label}", plain(value)))
+        self.notes.append((f"{self.step}: {label}", plain(value)))
 
     def look(self, label: str, tensor: torch.Tensor) -> None:
         """The same, when the spec says that the script looks at outputs."""
-        if self.spec.options.look == "before":
+        if self.spec["look"] == "before":
             self.note(label, tensor)
-        elif self.spec.options.look == "after":
+        elif self.spec["look"] == "after":
             self._seen.append((label, tensor))
 
     def look_later(self) -> None:
@@ -175,33 +186,28 @@ class Run:
                         if isinstance(value, (torch.Tensor, int, float)):
                             self.note(f"optimizer {which} {place} {name}", value)
 
-    @property
-    def notes(self) -> list[Note]:
-        """All that was seen so far."""
-        return self._notes
-
     # --- a step -------------------------------------------------------------------------------------------------
 
     def zero_grad(self) -> None:
         """As the spec says."""
         for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=self.spec.options.set_to_none)
+            optimizer.zero_grad(set_to_none=self.spec["set_to_none"])
 
     def _gradients(self) -> Any:
         self.zero_grad()
         loss: Any = None
-        for part in self.spec.having("backward") or [Part("plainly")]:
-            loss = SHAPES.make(part, self)
+        for part in self.spec.of("backward") or [Part("plainly")]:
+            loss = part.make(self)
             self.note("loss", loss)
         self.look_later()
-        for part in self.spec.having("gradients"):
-            SHAPES.make(part, self)
+        for part in self.spec.of("gradients"):
+            part.make(self)
         return loss
 
     def update(self) -> None:
         """One step of training."""
         first, *others = self.optimizers
-        if self.spec.optimizer.name == "LBFGS" or self.spec.options.closure:
+        if optimizer_of(self.spec).name == "LBFGS" or self.spec["closure"]:
             first.step(self._gradients)
         else:
             self._gradients()
@@ -225,15 +231,15 @@ def plain(value: Any) -> Any:
     return kind, tensor.resolve_conj().resolve_neg().numpy().copy()
 
 
-def play(spec: Spec, wrap: models.Wrap, shard: Shard) -> list[Note]:
+def play(spec: Part, wrap: models.Wrap, shard: Shard) -> list[Note]:
     """Run a program, and return all that was seen."""
-    torch.set_default_dtype(torch.float32 if spec.options.autocast else torch.float64)
-    streams.seed_everything(spec.seed)
+    torch.set_default_dtype(torch.float32 if spec["autocast"] else torch.float64)
+    streams.seed_everything(spec["seed"])
     run = Run(spec, wrap, shard)
-    around = [SHAPES.make(part, run) for part in spec.having("around")]
-    for run.step in range(spec.steps):
+    around = [part.make(run) for part in spec.of("around")]
+    for run.step in range(spec["steps"]):
         for each in around:
-            next(each)
+            next(each, None)
         run.update()
         run.note_state()
     for each in around:

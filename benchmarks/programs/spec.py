@@ -1,61 +1,38 @@
-"""Programs as data: what there is of them, which fit together, how one is drawn, and how it is written down."""
+"""Programs as data: what fits together, how one is drawn, and how a failing one is made smaller."""
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Callable
 
-from . import blocks, models, odd_blocks, optimizers, shapes
-from .parts import BLOCKS, OPTIMIZERS, SHAPES, Part
+from . import around, backwards, blocks, losses, models
+from .parts import KINDS, Kind, Part, add, drawn, names_of
 
-__all__ = ["Data", "Model", "Options", "Spec", "blocks", "draw", "odd_blocks", "optimizers", "shapes"]
+__all__ = ["around", "backwards", "blocks", "losses", "models"]  # whose parts there are by then
 
-_SGD = OPTIMIZERS.plain("SGD")
+_SHAPES = ("loss", "backward", "gradients", "around")
 _LONG = (6, 8, 4, 5, 7, 9)
 _SHORT = (*_LONG, 3, 2, 1)
 
 
-@dataclass(frozen=True)
-class Model:
-    """A model of a program: its blocks, and how it is wrapped, called and answers (`models`)."""
-
-    blocks: tuple[Part, ...] = ()
-    wrap: str = models.WRAPS[0]
-    call: str = models.CALLS[0]
-    output: str = models.OUTPUTS[0]
-
-
-@dataclass(frozen=True)
-class Data:
-    """Where batches come from.
-
-    Attributes:
-        source: "own": tensors that the program makes; "loader".
-        rows: of each own batch; of a loader's data set, and of its batches.
-        shuffle, drop_last: the loader's.
-    """
-
-    source: str = "own"
-    rows: tuple[int, ...] = (6,)
-    shuffle: bool = False
-    drop_last: bool = False
-
-    def sizes(self) -> set[int]:
-        """Those of batches."""
-        if self.source == "own":
-            return set(self.rows)
-        total, size = self.rows
-        return {min(size, total), *([] if self.drop_last or not total % size else [total % size])}
-
-
-@dataclass(frozen=True)
-class Options:
+@add(
+    "program",
+    ranks=(2, 3),
+    steps=(2, 1, 3, 4),
+    look=("never", "after", "before"),
+    deferred=(False, True),
+    buckets=(False, True),
+    autocast=(False, True),
+    set_to_none=(True, False),
+    closure=(False, True),
+    seed=(0,),
+)
+def program(**options: Any) -> None:
     """What holds for a whole program.
 
-    Attributes:
+    Options:
         look: whether it looks at outputs: "never", "after" the backward, "before" it.
         deferred: outputs and batches of a few bytes are large enough to stay on their ranks.
         buckets: gradients of a few bytes make a bucket.
@@ -64,141 +41,139 @@ class Options:
         closure: the optimizer calls what computes the gradients.
     """
 
-    look: str = "never"
-    deferred: bool = False
-    buckets: bool = False
-    autocast: bool = False
-    set_to_none: bool = True
-    closure: bool = False
+
+@add("data", rows=((6,),))
+def own(rows: Sequence[int]) -> None:
+    """Batches are tensors that the program makes, of so many rows each."""
 
 
-@dataclass(frozen=True)
-class Spec:
-    """A program."""
-
-    seed: int = 0
-    ranks: int = 2
-    steps: int = 2
-    models: tuple[Model, ...] = (Model(),)
-    data: Data = Data()
-    options: Options = Options()
-    shapes: tuple[Part, ...] = ()
-    optimizer: Part = _SGD
-
-    def having(self, role: str) -> list[Part]:
-        """Its shapes in a role."""
-        return [part for part in self.shapes if SHAPES.kinds[part.name].role == role]
-
-    @property
-    def precision(self) -> str:
-        """The narrowest type of numbers in it."""
-        if self.options.autocast:
-            return "bfloat16"
-        blocks = [block for model in self.models for block in model.blocks]
-        return "float32" if any(block.options.get("kind") == "float32" for block in blocks) else "float64"
-
-    @property
-    def is_bound_to_the_cpu(self) -> bool:
-        """Whether it does something else on devices: autocast, the CPU's random numbers between theirs, their order."""
-        tags = {tag for model in self.models for block in model.blocks for tag in BLOCKS.tags(block)}
-        hooked = any(part.name == "hooks_behind_accumulation" for part in self.shapes)
-        return self.options.autocast or {"draws on the CPU", "drops"} <= tags or (hooked and "reentrant" in tags)
-
-    def to_json(self) -> str:
-        """One line, from which `from_json` makes the program again."""
-        told = asdict(self)
-        told["shapes"] = [part.as_json() for part in self.shapes]
-        told["optimizer"] = self.optimizer.as_json()
-        for model, own in zip(told["models"], self.models):
-            model["blocks"] = [part.as_json() for part in own.blocks]
-        return json.dumps(told)
-
-    @staticmethod
-    def from_json(text: str) -> Spec:
-        """The program that `to_json` wrote. What isn't told is the plainest."""
-        told: dict[str, Any] = json.loads(text)
-        if "models" in told:
-            told["models"] = tuple(_model(model) for model in told["models"])
-        if "shapes" in told:
-            told["shapes"] = tuple(map(Part.from_json, told["shapes"]))
-        if "optimizer" in told:
-            told["optimizer"] = Part.from_json(told["optimizer"])
-        data = told.get("data", {})
-        told["data"] = Data(**{**data, **({"rows": tuple(data["rows"])} if "rows" in data else {})})
-        told["options"] = Options(**told.get("options", {}))
-        return Spec(**told)
+@add("data", shuffle=(False, True), drop_last=(False, True), rows=((6, 4),))
+def loader(**options: Any) -> None:
+    """Batches come from a loader, of a data set of `rows[0]` rows, `rows[1]` in each."""
 
 
-def _model(told: dict[str, Any]) -> Model:
-    return Model(**{**told, "blocks": tuple(map(Part.from_json, told.get("blocks", ())))})
+#: Settings that keep tiny models tame.
+_OPTIMIZERS: dict[str, tuple[dict[str, Any], ...]] = {
+    "SGD": ({"lr": 0.05}, {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}, {"lr": 0.02, "momentum": 0.5}),
+    "Adam": ({"lr": 0.01}, {"lr": 0.01, "amsgrad": True, "weight_decay": 0.01}),
+    "AdamW": ({"lr": 0.01}, {"lr": 0.01, "maximize": True}),
+    "RMSprop": ({"lr": 0.005}, {"lr": 0.005, "momentum": 0.5, "centered": True}),
+    "Adadelta": ({"lr": 0.5},),
+    "Adamax": ({"lr": 0.01},),
+    "NAdam": ({"lr": 0.01},),
+    "RAdam": ({"lr": 0.01},),
+    "ASGD": ({"lr": 0.05},),
+    "Adagrad": ({"lr": 0.02},),
+    "Rprop": ({"lr": 0.005},),
+    "Adafactor": ({"lr": 0.01},),
+    "LBFGS": ({"lr": 0.1, "max_iter": 3}, {"lr": 0.5, "max_iter": 3, "line_search_fn": "strong_wolfe"}),
+}
 
 
-# --- what fits together ---------------------------------------------------------------------------------------------
+def _settings(name: str, setting: int, way: str) -> dict[str, Any]:
+    return {**_OPTIMIZERS[name][setting], **({} if way == "plain" else {way: True})}
 
 
-def why_not(spec: Spec) -> str | None:
+for _name, _each in _OPTIMIZERS.items():
+    _ways = {"SGD": ("plain", "foreach", "fused"), "Adam": ("plain", "foreach", "fused"), "LBFGS": ("plain",)}
+    # `sharp`: makes much of gradients that are zero but for rounding.
+    KINDS[_name] = Kind(
+        partial(_settings, _name),
+        "optimizer",
+        frozenset() if _name in ("SGD", "ASGD", "LBFGS") else frozenset({"sharp"}),
+        {"setting": range(len(_each)), "way": _ways.get(_name, ("plain", "foreach"))},
+    )
+
+
+def models_of(spec: Part) -> list[Part]:
+    """A program's models."""
+    return spec.of("model") or [Part("model")]
+
+
+def data_of(spec: Part) -> Part:
+    """Where its batches come from."""
+    return next(iter(spec.of("data")), Part("own"))
+
+
+def optimizer_of(spec: Part) -> Part:
+    """What it trains with."""
+    return next(iter(spec.of("optimizer")), Part("SGD"))
+
+
+def sizes(data: Part) -> set[int]:
+    """Those of batches."""
+    if data.name == "own":
+        return set(data["rows"])
+    total, size = data["rows"]
+    return {min(size, total), *([] if data["drop_last"] or not total % size else [total % size])}
+
+
+def precision(spec: Part) -> str:
+    """The narrowest type of numbers in it."""
+    if spec["autocast"]:
+        return "bfloat16"
+    narrow = any(block.options.get("kind") == "float32" for model in models_of(spec) for block in model.parts)
+    return "float32" if narrow else "float64"
+
+
+def is_bound_to_the_cpu(spec: Part) -> bool:
+    """Whether it does something else on devices: autocast, hooks in another order."""
+    tags = {tag for model in models_of(spec) for block in model.parts for tag in block.tags}
+    hooked = any("accumulated_hooks" in part.tags for part in spec.parts)
+    return spec["autocast"] or (hooked and "reentrant" in tags)
+
+
+def why_not(spec: Part) -> str | None:
     """What is wrong with a program, so that its outcome isn't defined; None if nothing is."""
-    of_blocks = {tag for model in spec.models for block in model.blocks for tag in BLOCKS.tags(block)}
-    names = {block.name for model in spec.models for block in model.blocks}
-    of_shapes = {tag for shape in spec.shapes for tag in SHAPES.tags(shape)}
-    of_optimizer = OPTIMIZERS.tags(spec.optimizer)
+    shapes, optimizer, data = spec.of(*_SHAPES), optimizer_of(spec), data_of(spec)
+    of_blocks = {tag for model in models_of(spec) for block in model.parts for tag in block.tags}
+    of_shapes = {tag for shape in shapes for tag in shape.tags}
     found = {
-        "no second model": "two" in of_shapes and len(spec.models) < 2,
+        "no second model": "two" in of_shapes and len(models_of(spec)) < 2,
         "no second derivative": "second" in of_shapes and "first" in of_blocks,
         "checkpoints know no autograd.grad": "grad" in of_shapes and "reentrant" in of_blocks | of_shapes,
         "a model that isn't copied": "copies" in of_shapes and "not_copied" in of_blocks,
         "complex numbers have no order": "complex" in of_blocks
-        and ("real" in of_shapes or not _takes_complex(spec.optimizer) or spec.options.autocast),
-        "rounding decides": "sharp" in of_optimizer and "level" in of_blocks | of_shapes,
-        "rounding is coarse": spec.options.autocast
-        and (spec.optimizer.name != "SGD" or bool({"second", "grad"} & of_shapes) or "inner" in of_blocks),
+        and ("real" in of_shapes or not _takes_complex(optimizer) or spec["autocast"]),
+        "rounding decides": "sharp" in optimizer.tags and "level" in of_blocks | of_shapes,
+        "rounding is coarse": spec["autocast"]
+        and (optimizer.name != "SGD" or bool({"second", "grad"} & of_shapes) or "inner" in of_blocks),
         "gradients that aren't there": "slope" in of_shapes and "severs" in of_blocks,
-        "LBFGS takes views": spec.optimizer.name == "LBFGS" and "strided" in of_blocks,
-        "fused optimizers forget nothing": spec.optimizer.options["way"] == "fused" and "thaws" in of_shapes,
+        "LBFGS takes views": optimizer.name == "LBFGS" and "strided" in of_blocks,
+        "fused optimizers forget nothing": optimizer["way"] == "fused" and "thaws" in of_shapes,
         "sparse gradients": "sparse" in of_blocks and not _takes_sparse(spec),
         # torch's replicas give all parameters dense zeros in a backward of their own; ranks keep what is sparse so.
         "sparse gradients that become dense": "sparse" in of_blocks and bool({"reentrant", "inner"} & of_blocks),
         # An output that only the backward of a function of its own might lead on from: zeros here, nothing there.
-        "perhaps": "severs" in of_blocks and bool({"checkpointed_with_a_backward_of_its_own", "own_function"} & names),
+        "perhaps": {"severs", "perhaps"} <= of_blocks,
         # DataParallel has other replicas in each forward, and computes all gradients where some are asked for.
-        "hooks that see more than on one GPU": "hook_that_removes_itself" in names
-        and ("grad" in of_shapes or any(shape.name == "forwards_before_backwards" for shape in spec.shapes)),
-        "no batch": spec.data.source == "loader" and spec.data.drop_last and spec.data.rows[0] < spec.data.rows[1],
+        "hooks that see more than on one GPU": "removes" in of_blocks and bool({"grad", "again"} & of_shapes),
+        "no batch": data.name == "loader" and data["drop_last"] and data["rows"][0] < data["rows"][1],
         "too few rows": "pairs" in of_blocks and not _has_pairs(spec),
-        "twice the same": len({part.name for part in spec.shapes}) < len(spec.shapes),
+        "twice the same": len({part.name for part in shapes}) < len(shapes),
     }
     return next((why for why, is_so in found.items() if is_so), None)
 
 
-def _takes_sparse(spec: Spec) -> bool:
+def _takes_sparse(spec: Part) -> bool:
     """Whether torch has all that a program does to sparse gradients."""
-    return (
-        all("sparse_too" in SHAPES.tags(shape) for shape in spec.shapes)
-        and spec.optimizer.name != "LBFGS"
-        and spec.options.set_to_none
-        and not spec.options.autocast
-    )
+    shapes = all("sparse_too" in shape.tags for shape in spec.of(*_SHAPES))
+    return shapes and optimizer_of(spec).name != "LBFGS" and spec["set_to_none"] and not spec["autocast"]
 
 
 def _takes_complex(optimizer: Part) -> bool:
-    return optimizer.name not in ("Adafactor", "LBFGS") and optimizer.options["way"] != "fused"
+    return optimizer.name not in ("Adafactor", "LBFGS") and optimizer["way"] != "fused"
 
 
-def _has_pairs(spec: Spec) -> bool:
+def _has_pairs(spec: Part) -> bool:
     """Whether each replica that has rows has two of them."""
-    if any(model.call == "uneven" for model in spec.models):
+    if any(model["call"] == "uneven" for model in models_of(spec)):
         return False
-    for rows in spec.data.sizes():
-        chunk = -(-rows // spec.ranks)
-        if chunk < 2 or rows % chunk == 1:
-            return False
-    return True
+    chunks = [(rows, -(-rows // spec["ranks"])) for rows in sizes(data_of(spec))]
+    return all(chunk >= 2 and rows % chunk != 1 for rows, chunk in chunks)
 
 
-# --- drawing --------------------------------------------------------------------------------------------------------
-
-
-def draw(seed: int, ranks: Sequence[int], only: Collection[str] = ()) -> Spec:
+def draw(seed: int, ranks: Sequence[int], only: Collection[str] = ()) -> Part:
     """A program.
 
     Args:
@@ -213,53 +188,63 @@ def draw(seed: int, ranks: Sequence[int], only: Collection[str] = ()) -> Spec:
             return spec
 
 
-def _draw(rng: random.Random, seed: int, ranks: Sequence[int], only: Collection[str]) -> Spec:
+def _draw(rng: random.Random, seed: int, ranks: Sequence[int], only: Collection[str]) -> Part:
     style = rng.choices(("any", "sparse", "autocast"), (20, 1, 1))[0]
-    names = [name for name, kind in SHAPES.kinds.items() if style != "sparse" or "sparse_too" in kind.tags]
-    chosen = rng.sample(names, rng.choice((1, 2, 2, 3)))
+    names = [name for name in names_of(*_SHAPES) if style != "sparse" or "sparse_too" in KINDS[name].tags]
+    chosen = rng.choices(names, _weights(names), k=rng.choice((1, 2, 2, 3)))
     if only:
         chosen[0] = rng.choice(sorted(only))
-    drawn = tuple(SHAPES.draw(name, rng) for name in dict.fromkeys(chosen))
-    tags = {tag for shape in drawn for tag in SHAPES.tags(shape)}
-    count = 2 if "two" in tags or rng.random() < 0.05 else 1
-    many = rng.random()
-    return Spec(
+    shapes = [drawn(name, rng) for name in dict.fromkeys(chosen)]
+    tags = {tag for shape in shapes for tag in shape.tags}
+    nets = [_draw_model(rng, tags, style) for _ in range(2 if "two" in tags or rng.random() < 0.05 else 1)]
+    optimizer = rng.choice(names_of("optimizer")) if rng.random() < 0.6 else "SGD"
+    return drawn(
+        *("program", rng, [*nets, *shapes, _draw_data(rng), drawn(optimizer, rng)]),
         seed=seed,
         ranks=rng.choice(ranks),
         steps=rng.choice((2, 3, 3, 4)),
-        models=tuple(_draw_model(rng, tags, style) for _ in range(count)),
-        data=_draw_data(rng),
-        options=Options(
-            look=rng.choice(("never", "after", "before")),
-            deferred=rng.random() < 0.5,
-            buckets=rng.random() < 0.7,
-            autocast=style == "autocast",
-            set_to_none=rng.random() < 0.7,
-            closure=rng.random() < 0.1,
-        ),
-        shapes=drawn,
-        optimizer=OPTIMIZERS.draw(rng.choice(list(OPTIMIZERS.kinds)) if many < 0.6 else "SGD", rng),
+        autocast=style == "autocast",
+        closure=rng.random() < 0.1,
     )
 
 
-def _draw_model(rng: random.Random, tags: Collection[str], style: str) -> Model:
+def _weights(names: Sequence[str]) -> list[float]:
+    """What has many choices is drawn more often."""
+    return [max(3, *map(len, KINDS[name].choices.values()), 3) / 3 for name in names]
+
+
+def _draw_model(rng: random.Random, tags: Collection[str], style: str) -> Part:
     unwanted = {"first"} if "second" in tags else set()
-    names = [name for name, kind in BLOCKS.kinds.items() if not unwanted & kind.tags]
-    drawn = [BLOCKS.draw(rng.choice(names), rng) for _ in range(rng.choice((1, 2, 2, 3, 4)))]
+    names = [name for name in names_of("block") if not unwanted & KINDS[name].tags]
+    parts = [drawn(name, rng) for name in rng.choices(names, _weights(names), k=rng.choice((1, 2, 2, 3, 4)))]
     if style != "sparse":
-        drawn = [part if "sparse" not in BLOCKS.tags(part) else BLOCKS.plain(part.name) for part in drawn]
-    return Model(
-        blocks=tuple(drawn),
-        wrap=rng.choices(models.WRAPS, (6, 2, 1))[0],
-        call=rng.choices(models.CALLS, (5, 1, 1, 1))[0],
-        output=rng.choices(models.OUTPUTS, (5, 1, 1, 1, 1, 1))[0],
-    )
+        parts = [part if "sparse" not in part.tags else Part(part.name) for part in parts]
+    often = {"wrap": (6, 2, 1), "call": (5, 1, 1, 1), "output": (5, 1, 1, 1, 1, 1)}
+    given = {key: rng.choices(KINDS["model"].choices[key], weights)[0] for key, weights in often.items()}
+    return drawn("model", rng, parts, **given)
 
 
-def _draw_data(rng: random.Random) -> Data:
+def _draw_data(rng: random.Random) -> Part:
     if rng.random() < 0.5:
-        sizes = _SHORT if rng.random() < 0.6 else _LONG[:3]
-        return Data("own", tuple(rng.choice(sizes) for _ in range(rng.choice((1, 2, 3)))))
+        known = _SHORT if rng.random() < 0.6 else _LONG[:3]
+        return drawn("own", rng, rows=tuple(rng.choice(known) for _ in range(rng.choice((1, 2, 3)))))
     size = rng.choice(_SHORT[:7])
     total = size * rng.choice((1, 2, 3)) + rng.choice((0, 0, 1, 2, 3))
-    return Data("loader", (total, size), shuffle=rng.random() < 0.5, drop_last=rng.random() < 0.3)
+    return drawn("loader", rng, rows=(total, size))
+
+
+def shrink(spec: Part, fails: Callable[[Part], bool], tries: int) -> Part:
+    """The smallest program that is found within as many tries and still `fails`."""
+    going = True
+    while going:
+        going = False
+        for less in spec.smaller():
+            if why_not(less) is not None:
+                continue
+            if not tries:
+                return spec
+            tries -= 1
+            if fails(less):
+                spec, going = less, True
+                break
+    return spec

@@ -68,7 +68,14 @@ class Loaders:
                 self.calls = [each for each in self.calls if self._classes.definition(each.func) not in own]
 
 
-def collates(loader: ast.Call) -> bool:
-    """Whether a loader visibly has a `collate_fn`, with which each rank loads whole batches unless `rows=True`."""
-    given = keyword(loader, "collate_fn")
-    return given is not None and not (isinstance(given, ast.Constant) and given.value is None)
+def collates(loader: ast.Call, classes: Classes) -> bool:
+    """Whether a loader visibly has a `collate_fn`, with which each rank loads whole batches unless `rows=True`: by its
+    call, or by its class.
+    """
+    definition = classes.definition(loader.func)
+    inside = ast.walk(definition) if isinstance(definition, ast.ClassDef) else ()
+    given = [keyword(each, "collate_fn") for each in (loader, *(n for n in inside if isinstance(n, ast.Call)))]
+    if any(each is not None and not (isinstance(each, ast.Constant) and each.value is None) for each in given):
+        return True
+    stores = ast.walk(definition) if isinstance(definition, ast.ClassDef) else ()
+    return any(isinstance(n, ast.Attribute) and n.attr == "collate_fn" and isinstance(n.ctx, ast.Store) for n in stores)

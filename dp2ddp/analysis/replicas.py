@@ -145,17 +145,38 @@ class Replicas:
             if is_step and last_name(node.value) in self._wraps.targets:  # type: ignore[attr-defined]
                 yield node  # type: ignore[misc]
 
-    def _compared(self) -> Iterator[ast.Compare]:
-        """Where a module compares the index of its device with a number, or with what is in a list of devices."""
+    def _compared(self) -> Iterator[ast.expr]:
+        """Where a module compares the index of its device with a number or a list of devices, or computes with it."""
         for layer in self._layers:
             if _meets(layer) or not self._classes.derives(layer, ["torch.nn.Module"]):
                 continue
-            for node in (n for n in ast.walk(layer) if isinstance(n, ast.Compare)):
-                sides = [node.left, *node.comparators]
-                asks = any(isinstance(n, ast.Call) and last_name(n.func) == "get_device" for n in sides)
-                others = (n for n in sides if not isinstance(n, ast.Call))
-                if asks and any(isinstance(n, ast.Constant) or _DEVICE_LISTS.search(ast.unparse(n)) for n in others):
-                    yield node
+            for call in (n for n in ast.walk(layer) if isinstance(n, ast.Call) and self._asks(n)):
+                by = (self._decides_by(use) for use in (call, *self._loads(call)))
+                yield from (found for found in by if found is not None)
+
+    def _asks(self, call: ast.Call) -> bool:
+        """Whether a call gives the index of a device."""
+        return last_name(call.func) == "get_device" or self._names.qualified(call.func) == "torch.cuda.current_device"
+
+    def _loads(self, call: ast.Call) -> list[ast.expr]:
+        """Where a name stands that a call's value is assigned to, in its function."""
+        made, function = self._source.parent(call), self._source.function(call)
+        targets = made.targets if isinstance(made, ast.Assign) else []
+        names = {each.id for each in targets if isinstance(each, ast.Name)}
+        found = ast.walk(function) if function is not None else ()
+        return [n for n in found if isinstance(n, ast.Name) and n.id in names and isinstance(n.ctx, ast.Load)]
+
+    def _decides_by(self, index: ast.expr) -> ast.expr | None:
+        """The comparison or the sum that an index stands in; as an argument, or in a text, it names a device."""
+        around = self._source.parent(index)
+        if isinstance(around, ast.Compare):
+            others = (n for n in (around.left, *around.comparators) if not isinstance(n, ast.Call) and n is not index)
+            is_number = any(isinstance(n, ast.Constant) or _DEVICE_LISTS.search(ast.unparse(n)) for n in others)
+            return around if is_number else None
+        if not isinstance(around, ast.BinOp) or isinstance(around.left, ast.JoinedStr):
+            return None
+        is_text = isinstance(around.left, ast.Constant) and isinstance(around.left.value, str)
+        return None if is_text else around
 
     @cached_property
     def patches(self) -> list[ast.Call]:

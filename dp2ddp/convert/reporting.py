@@ -95,9 +95,11 @@ class Report:
 
     @property
     def starting(self) -> list[File]:
-        """The scripts that start processes now; those that train by their names come first."""
+        """The scripts that start processes now; those that train by their names come first, and the outer ones."""
         found = [each for each in self.started if each.unchanged is not None]
-        return sorted(found, key=lambda each: not re.search("train|main", PurePath(each.name).stem))
+        paths = {each.name: PurePath(each.name) for each in found}
+        names = re.compile("train|main")
+        return sorted(found, key=lambda e: (not names.search(paths[e.name].stem), len(paths[e.name].parts)))
 
     @property
     def left_alone(self) -> list[tuple[str, BadInput]]:

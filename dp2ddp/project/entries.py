@@ -31,7 +31,8 @@ class Entries:
     Attributes:
         entries: the scripts; those that were found, sorted.
         wraps: the lines of the wraps, for each file that has some.
-        unread: the files that name `DataParallel` but can't be read as Python, and why.
+        unread: the files that name `DataParallel` but can't be read as Python, and why; all such files where no script
+            is found.
         tests: the unit tests that come to a wrap, which are no entries.
     """
 
@@ -64,7 +65,8 @@ def choose(names: Sequence[str], sources: PythonFiles, layout: Layout) -> Entrie
         path, lines = next(iter(found.wraps.items()))
         test = f", but for the test {found.tests[0]}" if found.tests else ""
         what = f"found no script to start that reaches the DataParallel at {path}:{lines[0]}{test}"
-        raise BadInput(str(sources.root), what=what, todo="name it with --entry FILE")
+        broken = f"; it may be one that is no Python: {'; '.join(map(str, found.unread[:3]))}" if found.unread else ""
+        raise BadInput(str(sources.root), what=what, todo=f"name it with --entry FILE{broken}")
     if not found.entries and found.unread:
         raise found.unread[0]
     return found
@@ -102,8 +104,9 @@ class _Guesser:
         tests = [path for path in using if self._is_test(path)]
         imported = {target for path, files in using.items() if path not in tests for target in files[1:]}
         kept = (path for path in using if path not in imported or self._is_program(path))
-        unread = [self._unread[path] for path in named if path in self._unread]
-        return Entries(sorted(path for path in kept if path not in tests), wraps, unread, sorted(tests))
+        entries = sorted(path for path in kept if path not in tests)
+        unread = [error for path, error in self._unread.items() if path in named or not entries]
+        return Entries(entries, wraps, unread, sorted(tests))
 
     def _using(self, wraps: Mapping[str, Sequence[int]]) -> dict[str, list[str]]:
         """The scripts that come to a wrap, with their files."""

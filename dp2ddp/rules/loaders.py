@@ -109,7 +109,7 @@ for step in range(10):  # made on every rank, alike: the model takes its rows
 
     def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         for call in facts.loaders.calls:
-            yield self._sharded(facts, call, rows=options.rows and collates(call))
+            yield self._sharded(facts, call, rows=options.rows and collates(call, facts.classes))
         for statement in facts.loaders.begun:
             yield InsertAfter(self.id, facts.span(statement), _REASON, ["ddp.shard_loader(self)"])
         for node in facts.loaders.values:
@@ -128,7 +128,7 @@ for step in range(10):  # made on every rank, alike: the model takes its rows
     def _sharded(self, facts: Facts, call: ast.Call, *, rows: bool) -> Finding:
         """A call of several lines stays as it is, with a line behind it: around it, its lines would hang in the air."""
         span, above = facts.span(call), facts.source.parent(call)
-        reason = _ROWS if rows else _WHOLE if collates(call) else _REASON
+        reason = _ROWS if rows else _WHOLE if collates(call, facts.classes) else _REASON
         more = ", rows=True" * rows
         if span.start.line < span.end.line and isinstance(above, ast.Assign) and len(above.targets) == 1:
             name = above.targets[0]
@@ -145,7 +145,7 @@ def _is_path(node: ast.expr) -> bool:
 
 def _whole(facts: Facts, options: Options) -> Iterator[Note]:
     """Where each rank loads whole batches."""
-    for call in (call for call in facts.loaders.calls if collates(call) and not options.rows):
+    for call in (call for call in facts.loaders.calls if collates(call, facts.classes) and not options.rows):
         what = "each rank loads whole batches, as a `collate_fn` may mix rows"
         yield Note(
             LoadersRule.id, facts.span(call), what, "if rows stay apart in it, say `rows=True` here (or `--rows`)"
@@ -173,6 +173,7 @@ def _without(facts: Facts) -> Iterator[Note]:
                 "no `DataLoader` of torch's is found in this program: each rank loads whole batches, all the same ones"
             )
             todo = (
-                "seed what draws them; a loader of torch's that is made elsewhere, put `ddp.shard_loader(...)` around"
+                "seed what draws them, or the ranks differ from step 1 on; around a loader of torch's that is made "
+                "elsewhere put `ddp.shard_loader(...)`"
             )
             yield Note(LoadersRule.id, facts.span(here), what, todo)

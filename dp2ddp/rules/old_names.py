@@ -18,6 +18,7 @@ _RENAMED = {"Scale": "Resize", "RandomSizedCrop": "RandomResizedCrop"}
 _LOSS = re.compile(r"torch\.nn\.(modules\.loss\.)?\w+Loss")
 _VOLATILE = ("`volatile` has no effect since PyTorch 0.4", "`with torch.no_grad():` where it isn't yet")
 _FIRST = ("`.data[0]` of a loss raises since PyTorch 0.4", "`.item()`")
+_NEXT = ("iterators have no `.next()` since Python 3", "if this is one, write `next(...)`, here and below")
 _ITERATOR = ("`_DataLoaderIter` is gone since PyTorch 1.2", "torch's own `DataLoader`, or one from today's parts of it")
 
 
@@ -109,9 +110,16 @@ print(both[1].next())
         for node, loss in losses.items():
             span = facts.source.span(node)
             yield ReplaceExpr(self.id, span, "a loss has no `[0]`", "__h_it__.item()", {"it": facts.source.span(loss)})
+        functions = (n for n in facts.source.nodes if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)))
+        has_next = any(each.name == "next" for each in functions)
         for call in facts.source.calls:
             it = call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr == "next" else None
-            if it is not None and not given_to(call) and _is_iterator(facts, it):
+            if it is None or given_to(call):
+                continue
+            if not _is_iterator(facts, it):
+                if not has_next and not isinstance(facts.source.parent(call), ast.Expr):
+                    yield Note(self.id, facts.source.span(call), *_NEXT)
+            else:
                 parts = {"it": facts.source.span(it)}
                 is_own = facts.names.follow(facts.source.module(call), "next") is not None
                 new = "__h_it__.__next__()" if is_own else "next(__h_it__)"

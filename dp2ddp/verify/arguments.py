@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -13,9 +13,6 @@ from dp2ddp.command import progress, terminal
 from dp2ddp.command.options import SPEECH, Command
 from dp2ddp.errors import BadInput
 from dp2ddp.verify import COUNT
-
-if TYPE_CHECKING:
-    from dp2ddp.verify.verdict import Verdict
 
 _VERIFY_HELP = """Run SCRIPT (with nn.DataParallel) and its conversion side by side, and show whether they train the
 same model. ARGS, after --, are the script's own.
@@ -112,16 +109,10 @@ def verify(
     with ExitStack() as stack:
         with progress.shown("starting both scripts", wanted=not quiet):
             verdict = stack.enter_context(verifying(request))
-        _show_verdict(verdict, script.name, as_json=form == "json", quiet=quiet)
+        from dp2ddp.verify import report
+
+        if form == "json":
+            click.echo(json.dumps(report.as_data(verdict, script.name), indent=2))
+        if form == "text" or verdict.failure is not None:
+            report.show(verdict, script.name, quiet=quiet)
     ctx.exit(verdict.exit_code)
-
-
-def _show_verdict(verdict: Verdict, name: str, *, as_json: bool, quiet: bool) -> None:
-    import json
-
-    from dp2ddp.verify import report
-
-    if as_json:
-        click.echo(json.dumps(report.as_data(verdict, name), indent=2))
-    if not as_json or verdict.failure is not None:
-        report.show(verdict, name, quiet=quiet, verbose=terminal.is_verbose())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dp2ddp.errors import BadInput
@@ -14,6 +15,13 @@ from dp2ddp.verify.start import cleanup, client
 
 if TYPE_CHECKING:
     from dp2ddp.verify.verdict import Verdict
+
+
+_TORCHVISION = ("torchvision.datasets", "torchvision.transforms")
+
+
+def _uses_torchvision(script: Path) -> bool:
+    return script.is_file() and b"torchvision" in script.read_bytes()
 
 
 @contextmanager
@@ -26,9 +34,9 @@ def verifying(request: Request) -> Iterator[Verdict]:
     with ExitStack() as stack:
         folder = stack.enter_context(cleanup.folder())
         # It imports torch while the scripts are read and converted here.
-        server = stack.enter_context(client.ForkServer(folder))
+        modules = _TORCHVISION if _uses_torchvision(request.script) else ()
+        server = stack.enter_context(client.ForkServer(folder, modules))
         both = side_by_side.prepare(request.script, request.converted, allow_ddp=request.allow_ddp)
-        server.share(both.shared)
         from dp2ddp.verify.paired_runs import PairedRuns
         from dp2ddp.verify.verification import Verification, check_devices
 

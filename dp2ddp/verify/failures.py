@@ -2,116 +2,57 @@
 
 from __future__ import annotations
 
-import math
 import re
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from dp2ddp.verify.run.runs import Run
 from dp2ddp.verify.run.side_by_side import SideBySide
-from dp2ddp.verify.verdict import CouldNotRun, Failure
+from dp2ddp.verify.verdict import Failure
 
-_TOLD = re.compile(r"^dp2ddp: (?P<what>[^\n]*:\n(?:  rank .*\n)+).*\n?", re.MULTILINE)
 _WARNS = re.compile(r"^(?:dp2ddp: |(?:[^\n]*/)?(?P<at>[^\n/]+:\d+: )\w*Warning: )(?P<text>.+)$", re.MULTILINE)
-_GOES_ON = "The job goes on "
-_KEPT = 1 << 14  # characters: more than is told at a time
-_PATIENCE = 10.0  # seconds in which the original may fail, too
 _TRACEBACK = "Traceback (most recent call last)"
 _IN_FRONT = r"(?:\[rank\d+\]: )?"  # of each line of a rank's traceback
 _RANK = re.compile(r"^\[rank\d+\]: ")
 # What a rank with DDP of its own raises where another one has ended: that one's failure is the cause.
 _LOST = re.compile(r"(?:[\w.]+: )?\[[^\]]*/gloo/[^\]]*\] ")
 _QUALIFIED = re.compile(r"^dp2ddp_runtime\.[\w.]*\.(?=\w+: )")
+_DIVERGED = re.compile(rf"^{_IN_FRONT}dp2ddp_runtime\.[\w.]*Divergence: (.*)$", re.MULTILINE)
 
 
-def _frames(files: str) -> re.Pattern[str]:
-    """A traceback's frames in these files, with the lines of them that it shows."""
-    return re.compile(rf'^{_IN_FRONT}  File "(?:{files})".*\n(?:{_IN_FRONT}    .*\n)*', re.MULTILINE)
-
-
-OWN_FRAMES = _frames(r'<frozen runpy>|[^"\n]*dp2ddp/verify/(?:start/fork_server|run/run_script)\.py')
-_LIBRARIES = r"(?:dp2ddp_runtime|dp2ddp/verify|torch/_dynamo)/|torch/(?:_compile|utils/_contextlib)\.py"
-_BETWEEN = _frames(rf'[^"\n]*(?:{_LIBRARIES})[^"\n]*')
+#: Frames that are no script's, with the lines of them that a traceback shows.
+OWN_FRAMES = re.compile(
+    rf'^{_IN_FRONT}  File "(?:<frozen runpy>|[^"\n]*dp2ddp/verify/(?:start/fork_server|run/run_script)\.py)".*\n'
+    rf"(?:{_IN_FRONT}    .*\n)*",
+    re.MULTILINE,
+)
 _NATIVE = re.compile(rf"^{_IN_FRONT}(?:frame #\d+: .*|Exception raised from .*)\n", re.MULTILINE)
 
 
-class Tail:
-    """Reads a file while it is written, which may not be there yet."""
+def failure(side: str, done: Mapping[str, Run], sides: SideBySide) -> Failure | None:
+    """Why a side could not run that has ended.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._read = 0
-
-    def more(self) -> bytes:
-        """What was written since this was last asked."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._read)
-                new = file.read()
-        except FileNotFoundError:
-            return b""
-        self._read += len(new)
-        return new
-
-
-class Hangs:
-    """What a run's ranks say on standard error when one waits for another for long: lines on where each of them is."""
-
-    def __init__(self, folder: Path, ranks: int) -> None:
-        self._tails = [Tail(folder / f"rank{rank}" / "stderr.txt") for rank in range(ranks)]
-        self._rest = [""] * ranks
-
-    def news(self) -> list[str]:
-        """The lines that were told since this was last asked."""
-        found: list[str] = []
-        for rank, tail in enumerate(self._tails):
-            text = self._rest[rank] + tail.more().decode(errors="replace")
-            told = [match for match in _TOLD.finditer(text) if _GOES_ON in match[0]]
-            found += [line for match in told for line in match[0].splitlines()]
-            self._rest[rank] = text[told[-1].end() if told else 0 :][-_KEPT:]
-        return found
-
-
-class Patience:
-    """Ends a comparison where a side could not run. Of what fails on both sides, the original is told of.
-
-    Args:
-        sides: of which the comparison is.
+    A script that fails by an exception or a signal could not run; one that just says so by its exit code did. So did a
+    conversion whose ranks the runtime has found to come apart: that is a difference.
     """
-
-    def __init__(self, sides: SideBySide) -> None:
-        self._sides = sides
-        self._until = math.inf
-
-    def check(self, done: Mapping[str, Run]) -> None:
-        """Look at the sides that have ended.
-
-        Raises:
-            CouldNotRun: one could not run, and the original has ended as well or had its time.
-        """
-        for side in ("original", "converted"):
-            failure = self._failure(side, done) if side in done else None
-            if failure is None:
-                continue
-            self._until = min(self._until, time.monotonic() + _PATIENCE)
-            if "original" in done or time.monotonic() > self._until:
-                raise CouldNotRun(failure)
-
-    def _failure(self, side: str, done: Mapping[str, Run]) -> Failure | None:
-        """A script that fails by an exception or a signal could not run; one that just says so by its exit code did."""
-        run = done[side]
-        if not run.exit_code:
-            return None
-        outputs = [run.output(rank, "stderr") for rank in range(len(run.exit_codes))]
-        raised = [text for text in outputs if _TRACEBACK in text]
-        own = next((text for text in raised if not _LOST.match(_exception_in(text))), "".join(raised[:1]))
-        if own:
-            return _failure_of(side, _exception_in(own), own, run.folder, self._sides)
-        alone = side == "converted" and "original" in done and not done["original"].exit_code
-        if run.exit_code < 0 or alone:
-            return _failure_of(side, f"exit code {run.exit_code}", run.stderr, run.folder, self._sides)
+    run = done[side]
+    if not run.exit_code or divergence(run):
         return None
+    outputs = [run.output(rank, "stderr") for rank in range(len(run.exit_codes))]
+    raised = [text for text in outputs if _TRACEBACK in text]
+    own = next((text for text in raised if not _LOST.match(_exception_in(text))), "".join(raised[:1]))
+    if own:
+        return _failure_of(side, _exception_in(own), own, run.folder, sides)
+    alone = side == "converted" and "original" in done and not done["original"].exit_code
+    if run.exit_code < 0 or alone:
+        return _failure_of(side, f"exit code {run.exit_code}", run.stderr, run.folder, sides)
+    return None
+
+
+def divergence(run: Run) -> str:
+    """What the runtime says of ranks that have come apart; empty if they haven't."""
+    found = (_DIVERGED.search(run.output(rank, "stderr")) for rank in range(len(run.exit_codes)))
+    return next((match[1] for match in found if match), "")
 
 
 def timed_out(side: str, seconds: float, places: Mapping[str, Path], sides: SideBySide) -> Failure:
@@ -121,25 +62,18 @@ def timed_out(side: str, seconds: float, places: Mapping[str, Path], sides: Side
 
 
 def _failure_of(side: str, reason: str, stderr: str, folder: Path, sides: SideBySide) -> Failure:
-    """A failure that says first where the ranks were, if they have told; with lines by their files' own names."""
-    told = list(_TOLD.finditer(stderr))
-    if told:
-        why, _, where = told[-1]["what"].partition(":\n")
-        reason, where = (why if reason.startswith("exit code") else f"{reason}: {why}"), where.rstrip()
-    else:
-        where = ""
-    full = OWN_FRAMES.sub("", stderr).replace(f"{folder.resolve() / 'work'}/", "")
-    brief = _NATIVE.sub("", _BETWEEN.sub("", _TOLD.sub("", full)))
+    """A failure, with lines by their files' own names. Ranks that have waited for long have told where each is."""
+    wrote = OWN_FRAMES.sub("", stderr).replace(f"{folder.resolve() / 'work'}/", "")
     name = (lambda text: text) if side == "original" else sides.by_own_names
     events = folder / "rank0" / "events.jsonl"
     split = side == "original" and events.exists() and '{"kind": "split"' in events.read_text()
-    return Failure(side, name(reason), name(brief), name(where), name(full), in_replicas=split)
+    return Failure(side, name(reason), name(_NATIVE.sub("", wrote)), in_replicas=split)
 
 
 def warnings(original: str, converted: str) -> list[str]:
     """What the converted script, or the runtime in it, warns of on standard error, and the original doesn't."""
     known = {match["text"] for match in _WARNS.finditer(original)}
-    told = [match for match in _WARNS.finditer(_TOLD.sub("", converted)) if match["text"] not in known]
+    told = [match for match in _WARNS.finditer(converted) if match["text"] not in known]
     return list(dict.fromkeys(f"{match['at'] or ''}{match['text']}" for match in told))
 
 

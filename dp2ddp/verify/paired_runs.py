@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from dp2ddp.command import progress, terminal
+from dp2ddp.command import progress
 from dp2ddp.verify import failures
 from dp2ddp.verify.compare.comparison import Comparison, compare
-from dp2ddp.verify.failures import Tail
 from dp2ddp.verify.run import runs, scratch
 from dp2ddp.verify.run.run_options import Options, Request
 from dp2ddp.verify.run.runs import Run, Running, together
 from dp2ddp.verify.run.side_by_side import SideBySide
 from dp2ddp.verify.start.client import ForkServer
 from dp2ddp.verify.verdict import CouldNotRun, Failure
+
+_STEP = re.compile(rb'"step": (\d+)')
+_TAIL = 1 << 16  # bytes
+_PATIENCE = 10.0  # seconds in which the original may fail, too
 
 
 class PairedRuns:
@@ -58,7 +63,11 @@ class PairedRuns:
         converted = second == "converted"
         try:
             comparison = compare(
-                one, other, foreign=options.foreign and converted, one_gpu=options.one_gpu and converted
+                one,
+                other,
+                foreign=options.foreign and converted,
+                one_gpu=options.one_gpu and converted,
+                diverged=self.by_own_names(failures.divergence(other)),
             )
         except FileNotFoundError as missing:
             raise CouldNotRun(Failure(second, f"nothing was recorded ({missing})", other.stderr)) from missing
@@ -69,20 +78,16 @@ class PairedRuns:
 
     def _run(self, places: Mapping[str, Path], options: Options) -> Sequence[Run]:
         done: dict[str, Run] = {}
-        patience = failures.Patience(self._sides)
-        hangs = failures.Hangs(list(places.values())[1], options.replicas)
-        events = {side: Tail(place / "rank0" / "events.jsonl") for side, place in places.items()}
-        made = dict.fromkeys(places, 0)
+        failed: list[float] = []
 
         def look(ended: Mapping[str, Run]) -> None:
-            for side, tail in events.items():
-                made[side] += tail.more().count(b'{"kind": "step"')
-            progress.doing("training: " + ", ".join(f"{side} at step {count}" for side, count in made.items()))
-            news = hangs.news()
-            if news:  # which takes the progress away
-                terminal.show_messages(map(self._sides.by_own_names, news))
+            progress.doing("training: " + ", ".join(f"{side} at step {_made(place)}" for side, place in places.items()))
             done.update(ended)
-            patience.check(done)
+            found = [each for side in places if side in done and (each := failures.failure(side, done, self._sides))]
+            if found:  # of what fails on both sides, the original is told of
+                failed.append(time.monotonic())
+                if "original" in done or failed[-1] - failed[0] > _PATIENCE:
+                    raise CouldNotRun(found[0])
 
         with ExitStack() as running:
             started: dict[str, Running] = {}
@@ -122,6 +127,16 @@ class PairedRuns:
             source.write_bytes(data)
             scratch.put(top, path.relative_to(root), source)
         return top / script.relative_to(root), ((root, top.resolve()), (here, (folder / "work").resolve()))
+
+
+def _made(place: Path) -> int:
+    """How many steps a run has made: what the last lines of its recording say, if it is there yet."""
+    events = place / "rank0" / "events.jsonl"
+    if not events.exists():
+        return 0
+    with events.open("rb") as file:
+        file.seek(max(0, events.stat().st_size - _TAIL))
+        return max(map(int, _STEP.findall(file.read())), default=0)
 
 
 def _absolute(arguments: Sequence[str]) -> list[str]:

@@ -5,42 +5,36 @@ It is loaded in every run of pytest where dp2ddp is installed, so it imports not
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dp2ddp.verify import COUNT
 
 if TYPE_CHECKING:
-    from dp2ddp.verify.run.runs import Run
     from dp2ddp.verify.verdict import Verdict
 
 
-class Side:
-    """What one of the two scripts did.
+class Compared:
+    """Two finished runs.
 
     Attributes:
-        losses: what `backward` was called on, over all ranks.
-        output: what the script printed.
-        files: those that the script wrote, by their path relative to its working directory.
+        verdict: what was found.
+        original, converted: what each side did: `losses`, which `backward` was called on, over all ranks; `output`,
+            what rank 0 printed; `files` that were written, by their path relative to the working directory.
     """
-
-    def __init__(self, run: Run) -> None:
-        self.losses: list[float] = run.losses()
-        self.output: str = run.stdout
-        self.files: Mapping[str, Path] = run.files()
-
-
-class Compared:
-    """Two finished runs."""
 
     def __init__(self, verdict: Verdict) -> None:
         assert verdict.comparison is not None
         self.verdict = verdict
-        self.original, self.converted = Side(verdict.comparison.original), Side(verdict.comparison.converted)
+        self.original, self.converted = (
+            SimpleNamespace(losses=run.losses(), output=run.stdout, files=run.files())
+            for run in (verdict.comparison.original, verdict.comparison.converted)
+        )
 
     def assert_same_training(self) -> None:
         """Fail unless both scripts are shown to make the same updates, print the same numbers, write the same files."""
@@ -61,32 +55,29 @@ def dp2ddp_compare() -> Any:
     `synthetic_data`, True or a number of samples, to fill torchvision's data sets with made-up ones. Returns a
     `Compared`, whose files are there until the test ends. Fails the test where a side can't run, with its traceback.
     """
-    with ExitStack() as runs:
-        yield _comparer(runs)
+    with ExitStack() as stack:
 
+        def compare(
+            script: str | Path,
+            args: Sequence[str] = (),
+            converted: str | Path | None = None,
+            nproc: int = 2,
+            steps: int | None = None,
+            device: str = "cpu",
+            timeout: float = 600.0,
+            synthetic_data: bool | int = False,
+        ) -> Compared:
+            __tracebackhide__ = True
+            from dp2ddp.verify.command import verifying
+            from dp2ddp.verify.run.run_options import Options, Request
 
-def _comparer(stack: ExitStack) -> Callable[..., Compared]:
-    def compare(
-        script: str | Path,
-        args: Sequence[str] = (),
-        converted: str | Path | None = None,
-        nproc: int = 2,
-        steps: int | None = None,
-        device: str = "cpu",
-        timeout: float = 600.0,
-        synthetic_data: bool | int = False,
-    ) -> Compared:
-        __tracebackhide__ = True
-        from dp2ddp.verify.command import verifying
-        from dp2ddp.verify.run.run_options import Options, Request
+            samples = COUNT if synthetic_data is True else synthetic_data or None
+            options = Options(nproc, steps, cuda=device == "cuda", timeout=timeout, synthetic=samples)
+            other = None if converted is None else Path(converted)
+            verdict = stack.enter_context(verifying(Request(Path(script), [*map(str, args)], other, options)))
+            failed = verdict.failure
+            if failed is not None:
+                pytest.fail(f"{failed.stderr}\nthe {failed.side} script could not run: {failed.reason}", pytrace=False)
+            return Compared(verdict)
 
-        samples = COUNT if synthetic_data is True else synthetic_data or None
-        options = Options(nproc, steps, cuda=device == "cuda", timeout=timeout, synthetic=samples)
-        other = None if converted is None else Path(converted)
-        verdict = stack.enter_context(verifying(Request(Path(script), [*map(str, args)], other, options)))
-        if verdict.failure is not None:
-            failure = verdict.failure
-            pytest.fail(f"{failure.stderr}\nthe {failure.side} script could not run: {failure.reason}", pytrace=False)
-        return Compared(verdict)
-
-    return compare
+        yield compare

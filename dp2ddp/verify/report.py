@@ -12,27 +12,22 @@ from click import style
 from dp2ddp.command import terminal
 from dp2ddp.command.terminal import counted
 from dp2ddp.verify.compare.comparison import Comparison
-from dp2ddp.verify.compare.finding import TOLERANCE
 from dp2ddp.verify.verdict import AGREE, NAMES, Verdict
 
 _TRACEBACK = 60  # lines
-_OF_FINDING = ("kind", "step", "parameter", "what", "cause", "at")
-_OF_FAILURE = ("side", "reason", "where", "stderr")
 
 
-def show(verdict: Verdict, name: str, *, quiet: bool = False, verbose: bool = False) -> None:
+def show(verdict: Verdict, name: str, *, quiet: bool = False) -> None:
     """Print a verdict on the script `name`; why a side could not run, and its own traceback, go to standard error.
 
     Args:
         quiet: the verdict alone.
-        verbose: a traceback's frames of the runtime, and those of C++, too.
     """
     failure = verdict.failure
     if failure is not None:
         said = f"dp2ddp: {name}: the {failure.side} script could not run: {failure.reason}"
-        wrote = (failure.all_of_it if verbose else failure.stderr).rstrip()
-        texts = (style(said, bold=True, fg="red"), failure.where, "\n".join(wrote.splitlines()[-_TRACEBACK:]))
-        for text in filter(None, texts):
+        wrote = "\n".join(failure.stderr.rstrip().splitlines()[-_TRACEBACK:])
+        for text in filter(None, (style(said, bold=True, fg="red"), wrote)):
             terminal.show_error(text)
         return
     n = verdict.options.replicas
@@ -47,6 +42,8 @@ def show(verdict: Verdict, name: str, *, quiet: bool = False, verbose: bool = Fa
 def as_data(verdict: Verdict, name: str) -> dict[str, Any]:
     """The verdict as plain data for `json.dumps`; what is not finite is None. Steps are from 1."""
     comparison, failure = verdict.comparison, verdict.failure
+    steps = comparison.steps if comparison else ()
+    sides = {"original": comparison.original, "converted": comparison.converted} if comparison else {}
     return {
         "script": name,
         "verdict": NAMES[verdict.exit_code],
@@ -55,24 +52,15 @@ def as_data(verdict: Verdict, name: str) -> dict[str, Any]:
         "precision": "float64" if verdict.options.float64 else "the script's",
         "reference": "one GPU" if verdict.options.one_gpu else "nn.DataParallel",
         "device": "cuda" if verdict.options.cuda else "cpu",
-        "synthetic_data": _synthetic(verdict),
-        "tolerance": TOLERANCE if comparison else None,
-        "findings": [
-            {**{name: getattr(each, name) for name in _OF_FINDING}, "relative_difference": _finite(each.size)}
-            for each in verdict.findings
-        ],
+        "synthetic_data": verdict.options.synthetic,
+        "findings": [{**asdict(each), "size": _finite(each.size)} for each in verdict.findings],
         "notes": list(verdict.notes),
         "warnings": list(verdict.warnings),
-        "steps": [
-            {"step": each.step, "parameter": each.parameter, "relative_difference": _finite(each.relative)}
-            for each in (comparison.steps if comparison else ())
-        ],
-        "losses": _losses(comparison) if comparison else None,
-        "seconds": {"original": comparison.original.seconds, "converted": comparison.converted.seconds}
-        if comparison
-        else None,
+        "steps": [{**asdict(each), "relative": _finite(each.relative)} for each in steps],
+        "losses": {side: [*map(_finite, run.losses())] for side, run in sides.items()},
+        "seconds": {side: run.seconds for side, run in sides.items()},
         "not_shown": verdict.unshown or None,
-        "failure": {name: getattr(failure, name) for name in _OF_FAILURE} if failure else None,
+        "failure": asdict(failure) if failure else None,
     }
 
 
@@ -90,7 +78,7 @@ def _conclusion(verdict: Verdict) -> Iterator[str]:
 
 
 def _following(comparison: Comparison) -> Iterator[str]:
-    lines, files = len(comparison.lines), len({file.file for file in comparison.files})
+    lines, files = len(comparison.lines), len(comparison.files)
     if lines or files:
         yield f"What follows from it: {counted(lines, 'printed line')} and {counted(files, 'file')} that differ."
 
@@ -103,17 +91,6 @@ def agreement(comparison: Comparison) -> str:
         f"They agree: {counted(len(comparison.steps), 'optimizer step')} ({worst}), "
         f"{counted(len(comparison.losses), 'loss', 'es')}, {counted(lines, 'printed line')}, {counted(files, 'file')}."
     )
-
-
-def _losses(comparison: Comparison) -> dict[str, list[float | None]]:
-    sides = {"original": comparison.original, "converted": comparison.converted}
-    return {side: [_finite(value) for value in run.losses()] for side, run in sides.items()}
-
-
-def _synthetic(verdict: Verdict) -> dict[str, Any] | None:
-    if verdict.options.synthetic is None:
-        return None
-    return {"samples": verdict.options.synthetic, "datasets": [asdict(each) for each in verdict.synthetic]}
 
 
 def _finite(value: float) -> float | None:

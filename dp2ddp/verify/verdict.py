@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from dp2ddp.verify.compare.comparison import Comparison
 from dp2ddp.verify.compare.finding import Finding
-from dp2ddp.verify.emulate.synthetic import MadeUp
 from dp2ddp.verify.run.run_options import Options
 
 AGREE, DIFFER, FAILED, NOT_SHOWN = 0, 1, 2, 4  # 3 is a mistake in dp2ddp
@@ -21,17 +20,13 @@ class Failure:
     Attributes:
         side: which.
         reason: why, in a line.
-        stderr: what it wrote to standard error, without frames that are no script's.
-        where: where each rank was, and what it waited for, a line each; empty where that wasn't told.
-        all_of_it: `stderr` with all frames.
+        stderr: what it wrote to standard error, without frames that are verify's, or C++'s.
         in_replicas: the original had run a model in replicas by then, which may be what fails.
     """
 
     side: str
     reason: str
     stderr: str
-    where: str = ""
-    all_of_it: str = ""
     in_replicas: bool = False
 
 
@@ -65,11 +60,6 @@ class Verdict:
         if self.findings:
             return DIFFER
         return NOT_SHOWN if self.unshown else AGREE
-
-    @property
-    def synthetic(self) -> Sequence[MadeUp]:
-        """The data sets whose samples were made up."""
-        return self.comparison.recordings[0].synthetic if self.comparison else ()
 
 
 class CouldNotRun(Exception):  # noqa: N818 - the user's script failed, not this program

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -10,7 +10,6 @@ import torch
 from dp2ddp.errors import BadInput
 from dp2ddp.verify.compare.comparison import Comparison
 from dp2ddp.verify.compare.finding import NUMBERS, STRUCTURE, Finding
-from dp2ddp.verify.emulate.synthetic import MadeUp
 from dp2ddp.verify.failures import warnings
 from dp2ddp.verify.paired_runs import PairedRuns
 from dp2ddp.verify.run.run_options import Options
@@ -63,7 +62,7 @@ class Verification:
             except CouldNotRun as again:
                 raise (stopped if again.failure.side == "original" else again) from again
         assert found.comparison is not None
-        lost = found.comparison.recordings[0].lost
+        lost = found.comparison.recordings[0].noted["lost"]
         if found.exit_code == AGREE or not lost:
             return found
         try:
@@ -80,12 +79,10 @@ class Verification:
         options, comparison, findings = verdict.options, verdict.comparison, verdict.findings
         assert comparison is not None
         if options.synthetic is not None:
-            self._notes.append(_synthetic(verdict.synthetic))
-        if comparison.names:
-            self._notes.append(_renamed(comparison.names))
+            self._notes.append(_synthetic(comparison.recordings[0].noted["synthetic"]))
         if not comparison.recordings[0].steps and not comparison.recordings[1].steps:
             self._notes.append("no optimizer step was taken: only output, files and exit codes were compared")
-        drew = comparison.any_rows and any(run.drew for run in comparison.recordings)
+        drew = comparison.any_rows and any(run.noted["drew"] for run in comparison.recordings)
         if drew and findings and all(finding.kind in NUMBERS for finding in findings):
             why = (
                 f"{findings[0]}. The model draws random numbers (dropout) for each row, and the ranks have other rows "
@@ -94,7 +91,8 @@ class Verification:
             return replace(verdict, findings=(), unshown=why)
         if findings:
             return self._repeatable(verdict, comparison)
-        if options.replicas > 1 and not options.cuda and not comparison.recordings[0].split and not verdict.unshown:
+        is_split = options.replicas == 1 or options.cuda or comparison.recordings[0].noted["split"]
+        if not is_split and not verdict.unshown:
             why = (
                 "the original called no nn.DataParallel, so no batch was split: run a part of it that trains the model"
             )
@@ -137,8 +135,8 @@ class Verification:
             return f"in float64 the {stopped.failure.side} script fails: {stopped.failure.reason}"
         assert found.comparison is not None
         original = found.comparison.recordings[0]
-        slots = [slot for step in original.steps[:1] for slot in step.slots]
-        if any(slot.dtype.is_floating_point and slot.dtype.itemsize < 8 for slot in slots):
+        dtypes = [getattr(torch, slot.dtype) for step in original.steps[:1] for slot in step.slots]
+        if any(dtype.is_floating_point and dtype.itemsize < 8 for dtype in dtypes):
             return "the script makes its parameters less precise than float64 itself"
         self._notes.append(f"compared in float64: {why}")
         if original.mixed:
@@ -176,13 +174,11 @@ def _unexplained(comparison: Comparison, findings: Sequence[Finding], twice: Com
         begins = min((each.step for each in twice.training if each.step is not None), default=0)
         sure = STRUCTURE if any(each.kind == "setting" for each in twice.training) else STRUCTURE | {"setting"}
         return [each for each in findings if each.kind in sure or (each.step is not None and each.step < begins)]
-    lines, logged = ({line.line for line in lines} for lines in (twice.lines, twice.logged))
-    files = {file.file for file in twice.files}
+    lines = {line.line for line in twice.lines}
     rest = replace(
         comparison,
         lines=tuple(line for line in comparison.lines if line.line not in lines),
-        logged=tuple(line for line in comparison.logged if line.line not in logged),
-        files=tuple(file for file in comparison.files if file.file not in files),
+        files={name: places for name, places in comparison.files.items() if name not in twice.files},
     )
     return rest.findings
 
@@ -194,14 +190,8 @@ def _came_at_once(comparison: Comparison) -> bool:
     return first.step is not None and not any(before) and first.size > _MORE_THAN_A_STEP_S
 
 
-def _synthetic(datasets: Sequence[MadeUp]) -> str:
+def _synthetic(datasets: Sequence[str]) -> str:
     """What to say about data that was made up."""
     if not datasets:
         return "--synthetic-data made nothing up: the scripts use none of torchvision's data sets that it knows"
-    return f"synthetic data: {', '.join(map(str, datasets))}; made-up samples, not the real ones"
-
-
-def _renamed(names: Mapping[str, str]) -> str:
-    """What to say about names that a clock gave."""
-    pairs = ", ".join(f"{new} for {old}" for new, old in names.items())
-    return f"files are named after the clock; taken as one: {pairs}"
+    return f"synthetic data: {', '.join(datasets)}; made-up samples, not the real ones"

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from .files import broadcast, load, main_only, own_files, save
+from .checkpoint import load, save
 from .loader import set_epoch, shard_loader
+from .main_only import broadcast, main_only, own_files
 from .model import WrappedModel, data_parallel, load_state_dict, wrap_model
 from .ranks import barrier, gather, is_main, local_rank, rank, world_size
 from .start import setup

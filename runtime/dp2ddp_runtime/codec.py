@@ -48,8 +48,10 @@ _KINDS: dict[str, tuple[Any, Any, Any]] = {
     "struct_time": (time.struct_time, list, time.struct_time),
     "tuple": (tuple, list, tuple),
     "array": (() if np is None else (np.ndarray, np.generic), _memory, _array),
-    "set": ((set, frozenset), list, set),
-    "bytes": ((bytes, bytearray), lambda value: value.hex(), bytes.fromhex),
+    "frozenset": (frozenset, list, frozenset),
+    "set": (set, list, set),
+    "bytearray": (bytearray, bytearray.hex, bytearray.fromhex),
+    "bytes": (bytes, bytes.hex, bytes.fromhex),
     "datetime": (datetime.datetime, datetime.datetime.isoformat, datetime.datetime.fromisoformat),
     "date": (datetime.date, datetime.date.isoformat, datetime.date.fromisoformat),
     "timedelta": (datetime.timedelta, _delta, lambda parts: datetime.timedelta(*parts)),
@@ -58,7 +60,7 @@ _KINDS: dict[str, tuple[Any, Any, Any]] = {
     # What is derived from these:
     "int": (int, int, int),
     "float": (float, float, float),
-    "str": (str, str, str),
+    "str": (str, str.__str__, str),  # (of an `Enum` of texts, too, its own text)
 }
 
 
@@ -83,7 +85,7 @@ def dumps(value: Any, tensors: list[torch.Tensor]) -> str:
             tensors.append(value)
             return {"!tensor": len(tensors) - 1}
         for name, (types, take_apart, _) in _KINDS.items():
-            if isinstance(value, types):
+            if isinstance(value, types) and not hasattr(value, "_fields"):  # a named tuple's class isn't known there
                 return {"!" + name: pack(take_apart(value))}
         raise TypeError(
             f"{type(value).__name__} can't be sent to other ranks: only plain values, tensors and arrays can"

@@ -16,13 +16,10 @@ import functools
 import io
 import itertools
 import os
-import pathlib
 import shutil
 import stat as stats
 import sys
 import tempfile
-from collections.abc import Iterator
-from types import ModuleType
 from typing import Any, Callable
 
 import torch
@@ -30,15 +27,10 @@ from torch.utils.data import get_worker_info
 
 from . import checkpoint, programs, sinks
 from .acting import mode as acting_as
-from .checkpoint import load as load
-from .checkpoint import save as save
 from .disk import Found, changing, disk
-from .main_only import broadcast as broadcast
-from .main_only import main_only as main_only
-from .main_only import own_files as own_files
-from .place import HERE
+from .imported import replace
 from .told import kept
-from .whose import is_by_tempfile, mode_of, ours, take_as_own
+from .whose import is_by_tempfile, links, mode_of, ours, resolved, take_as_own
 from .world import world
 
 #: What is replaced, and why; `docs/architecture.md` has the table.
@@ -172,7 +164,8 @@ def _scandir(path: Any = None) -> Any:
     given = "." if path is None else os.fspath(path)
     if disk.look(whole).is_absent:
         raise _absent(given)
-    before, _ = disk.listing(whole)  # waits for what this rank has passed
+    inside = os.path.dirname(resolved(os.path.join(whole, "entry")))  # where a link leads
+    before, _ = disk.listing(inside)  # waits for what this rank has passed
     names: dict[str, Any] = {}
     try:
         with _real_scandir(given) as found:
@@ -180,7 +173,7 @@ def _scandir(path: Any = None) -> Any:
     except FileNotFoundError:
         if not before and _kind(whole) != "dir":
             raise
-    there, gone = disk.listing(whole)  # rank 0 tells ahead of what it does: so this comes last
+    there, gone = disk.listing(inside)  # rank 0 tells ahead of what it does: so this comes last
     left = [Entry(name, os.path.join(given, name)) for name in sorted(there - names.keys())]
     return Entries([*(each for name, each in names.items() if name not in gone), *left])
 
@@ -289,6 +282,7 @@ _CHANGES: dict[str, tuple[str | None, ...]] = {
     "os.rename": (None, "tree"),
     "os.replace": (None, "tree"),
     "os.symlink": ("text", "new"),
+    "os.link": ("read", "new"),
     "os.truncate": ("file",),
     "os.utime": ("same",),
     "os.chmod": ("same",),
@@ -324,6 +318,9 @@ def _changing(name: str, real: Any) -> Any:
                 _check(path, asked, kind in ("dir", "new"), kind in (None, "same", "read"), name == "shutil.copyfile")
             if name in ("os.rename", "os.replace"):
                 _move_own(*given, *paths)
+            if name == "os.symlink" and paths[1]:
+                target: Any = given[0]
+                links[paths[1]] = os.path.abspath(os.path.join(os.path.dirname(paths[1]), os.fsdecode(target)))
         return result
 
     return function
@@ -360,12 +357,10 @@ def _doors() -> list[tuple[Any, str, Any, str]]:
     scripted = jit.RecursiveScriptModule
     modules = {"os": os, "shutil": shutil}
     changes = [(modules[n.split(".")[0]], n.split(".")[1], n) for n in _CHANGES]
-    early = [(sys.modules[m], n) for m, n in (("tarfile", "bltn_open"), ("bz2", "_builtin_open")) if m in sys.modules]
     asked = (_stat, _lstat, _access, _listdir, _scandir, _chdir)
     return [
         (builtins, "open", _opened, "rank 0's file is written once; a read waits for a write that it has passed"),
         (io, "open", _opened, "the same, for pathlib and others"),
-        *((module, name, _opened, "the same, under a name that Python keeps") for module, name in early),
         (os, "open", _open_descriptor, "the same, for descriptors"),
         *((os, door.__name__, door, "what is there is what was there for rank 0 at this line") for door in asked),
         *((m, name, _changing(full, getattr(m, name)), "rank 0 changes files, once") for m, name, full in changes),
@@ -384,41 +379,8 @@ def install() -> None:
     disk.is_used = True
     tempfile.gettempdir()  # which looks for it the first time
     stand_ins = _doors()
-    made = {id(getattr(owner, name)): stand_in for owner, name, stand_in, _ in stand_ins}
-    for owner, name, stand_in, reason in stand_ins:
+    for owner, name, _, reason in stand_ins:
         of = f"{owner.__module__}." if isinstance(owner, type) else ""
         REPLACED[f"{of}{owner.__name__}.{name}"] = reason
-        setattr(owner, name, stand_in)
-    for holder in [each for module in [*sys.modules.values()] if _is_python(module) for each in _holders(module)]:
-        for name, value in list(holder.items()):
-            if id(value) in made:
-                holder[name] = made[id(value)]
-    accessor = getattr(pathlib, "_NormalAccessor", None)  # before Python 3.11
-    for name, value in list(vars(accessor).items()) if accessor else ():
-        function = value.__func__ if isinstance(value, staticmethod) else value
-        if id(function) in made:
-            setattr(accessor, name, staticmethod(made[id(function)]))
+    replace([(owner, name, stand_in) for owner, name, stand_in, _ in stand_ins], installed=True)
     kept.at_birth.append(disk.hand_over)
-
-
-def _holders(module: ModuleType) -> Iterator[dict[Any, Any]]:
-    """Where a module holds functions: its names, small dicts of it and of its own objects (numpy's `{None: open}`)."""
-    yield vars(module)
-    for value in [*vars(module).values()]:
-        is_own = type(value).__module__ == module.__name__ and hasattr(value, "__dict__")
-        if is_own and not isinstance(value, type):
-            yield vars(value)
-        parts = [*vars(value).values()] if is_own else [value]
-        yield from [part for part in parts if type(part) is dict and len(part) < 100]  # torch's large ones take long
-
-
-_PYTHON = (os.path.dirname(os.__file__) + os.sep, *HERE, os.path.dirname(torch.__file__) + os.sep)
-_INSTALLED = f"{os.sep}site-packages{os.sep}"
-
-
-def _is_python(module: Any) -> bool:
-    """Whether it is a module in Python, of the script or installed; none of Python's own, torch's or this runtime's."""
-    file = str(getattr(module, "__file__", None) or "")
-    if not isinstance(module, ModuleType) or not file or file.startswith(_PYTHON[1:]):
-        return False
-    return not file.startswith(_PYTHON[0]) or _INSTALLED in file

@@ -11,6 +11,7 @@ import faulthandler
 import linecache
 import math
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -24,6 +25,7 @@ from types import FrameType
 from typing import Any, Callable, NoReturn
 
 from . import codec, place
+from .imported import replace
 from .told import count, has, put, wait_until
 from .world import ADVICE, PeerError, world
 
@@ -62,8 +64,8 @@ class State:
         self.has_parent = False  # whether it is such a rank
         self.over = threading.Event()
         self.thread: threading.Thread | None = None  # the one that looks
-        self.handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
-        self.handled: dict[int, float] = {}
+        self.noticed: dict[int, float] = {}  # when Python last came to the handler of a signal
+        self.handled: dict[int, float] = {}  # when the script's own handler last ran
         self.woken: socket.socket | None = None  # tells the thread that looks of signals, also while C++ waits
 
 
@@ -110,13 +112,14 @@ def install() -> None:
     threading.excepthook = thread_hook
 
 
+#: What gloo, NCCL and torch's store say where the other side is gone.
+_OF_PEERS = re.compile(r"(?s)(?=.*(gloo|c10d|Store)).*(closed by peer|Connection reset)")
+
+
 def _follows(error: BaseException | None) -> bool:
     """Whether an error says only that another rank has ended."""
     while error is not None:
-        text = str(error)
-        if isinstance(error, PeerError) or (
-            isinstance(error, RuntimeError) and ("closed by peer" in text or "Connection reset" in text)
-        ):
+        if isinstance(error, PeerError) or (isinstance(error, RuntimeError) and _OF_PEERS.search(str(error))):
             return True
         error = error.__cause__
     return False
@@ -203,7 +206,8 @@ def _end_with_child(at_once: bool = False) -> None:
         with suppress(ValueError, OSError):
             sys.stdout.flush()
         say(words)
-        end(_SIGNAL_BASE - code if code < 0 else code)
+        # (In another thread than the main one nothing that was registered for the exit may run.)
+        (_exit if at_once else end)(_SIGNAL_BASE - code if code < 0 else code)
 
 
 # ---- the end ---------------------------------------------------------------------------------------------------------
@@ -261,7 +265,8 @@ class _Watch:
         self._stuck_after, self._size = stuck_after, size
         self._every = min(1.0, max(0.05, stuck_after / 5))
         self._turn = self._said = 0
-        self._interrupted = math.inf, -1  # when, and what was passed by then
+        self._looked = time.monotonic()
+        self._interrupted = math.inf, -1  # not after, and what was passed by then
         self._rounds = 0
         self._moved = (-1, "", 0.0)  # what was passed, what is waited for, since when
         self._seen: dict[int, tuple[int, float]] = {}  # by rank: its latest turn, and when it came
@@ -293,12 +298,13 @@ class _Watch:
 
     def _end_if_interrupted(self) -> None:
         """Ctrl-C while the main thread waits in C++, where no handler runs, and what it waits for doesn't come."""
+        before, self._looked = self._looked, time.monotonic()
         with suppress(BlockingIOError):
             if state.woken is not None and signal.SIGINT in state.woken.recv(4096):
-                self._interrupted = time.monotonic(), world.passed
+                self._interrupted = before, world.passed
         since, passed = self._interrupted
-        waits = world.waits and passed == world.passed and signal.SIGINT not in world.noted
-        if waits and time.monotonic() - since > _ALONE_AFTER + 1 and state.handled.get(signal.SIGINT, 0.0) < since:
+        waits = world.waits and passed == world.passed
+        if waits and time.monotonic() - since > _ALONE_AFTER + 1 and state.noticed.get(signal.SIGINT, 0.0) < since:
             say(f"dp2ddp: interrupted at {world.waits[0][1]}, where rank {world.rank} waited for {world.waits[0][0]}\n")
             end(_SIGNAL_BASE + signal.SIGINT)
 
@@ -416,12 +422,9 @@ def share_signals() -> None:
     original = signal.signal
 
     def set_handler(number: Any, handler: Any) -> Any:
-        shared = callable(handler) and number in _SHARED
-        before = original(number, _note if shared else handler)
-        known = state.handlers.pop(number, None)
-        if shared:
-            state.handlers[number] = handler
-        return known if before is _note else before
+        handler = handler.handler if isinstance(handler, _Noting) else handler  # that `signal.getsignal` gave
+        before = original(number, _Noting(handler) if callable(handler) and number in _SHARED else handler)
+        return before.handler if isinstance(before, _Noting) else before
 
     if threading.current_thread() is not threading.main_thread():
         return  # the main thread alone may ask for signals
@@ -429,12 +432,14 @@ def share_signals() -> None:
         handler = signal.getsignal(number)
         if callable(handler):
             set_handler(number, handler)
-    signal.signal = set_handler  # type: ignore[assignment]
+    replace([(signal, "signal", set_handler)])
     state.woken, wakes = socket.socketpair()
     for each in (state.woken, wakes):
         each.setblocking(False)
-    if signal.set_wakeup_fd(wakes.detach(), warn_on_full_buffer=False) != -1:
-        state.woken = None  # somebody else's, such as an event loop's
+    another = signal.set_wakeup_fd(wakes.detach(), warn_on_full_buffer=False)
+    if another != -1:  # such as an event loop's
+        state.woken = None
+        signal.set_wakeup_fd(another, warn_on_full_buffer=False)
     world.signals = _handle
 
 
@@ -447,22 +452,27 @@ def _handle(told: Sequence[Sequence[int]]) -> None:
 def _run(number: int, frame: FrameType | None) -> None:
     world.noted.pop(number, None)
     state.handled[number] = time.monotonic()
-    handler = state.handlers.get(number)
-    if handler is not None:
-        handler(number, frame)
+    noting = signal.getsignal(number)
+    if isinstance(noting, _Noting):
+        noting.handler(number, frame)
 
 
-def _note(number: int, frame: FrameType | None) -> None:
-    """The handler of all shared signals."""
-    now = time.monotonic()
-    since = world.noted.get(number)
-    if world.alone or state.left_at or (since is not None and now - since > _ALONE_AFTER):  # no message comes
-        _run(number, frame)
-    elif since is None and now - state.handled.get(number, -math.inf) > _COPIES_WITHIN:
-        world.noted[number] = now
-        again = threading.Timer(_ALONE_AFTER + 0.1, _remind, [number])
-        again.daemon = True
-        again.start()
+class _Noting:
+    """The handler of a shared signal, in the place of the script's own."""
+
+    def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
+        self.handler = handler
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        now = state.noticed[number] = time.monotonic()
+        since = world.noted.get(number)
+        if world.alone or state.left_at or (since is not None and now - since > _ALONE_AFTER):  # no message comes
+            _run(number, frame)
+        elif since is None and now - state.handled.get(number, -math.inf) > _COPIES_WITHIN:
+            world.noted[number] = now
+            again = threading.Timer(_ALONE_AFTER + 0.1, _remind, [number])
+            again.daemon = True
+            again.start()
 
 
 def _remind(number: int) -> None:

@@ -228,9 +228,10 @@ class WrappedModel(DistributedDataParallel):
         said = Said(self.dim, None if call.rows is None else call.own_rows)
         outline = said.outline(output)
         outlines = {each.key: said.outline(each.value) for each in assigned}
-        sources = [Source(replica.copies.nodes, replica.copies.anchors), *call.sources]
+        sources = [Source(replica.copies.nodes, replica.copies.anchors), *replica.sources, *call.sources]
         buffers = replica.buffers
-        has_changed = replica.trains and buffers.version() != before
+        self._version = buffers.version() if replica.trains else -1
+        has_changed = self._version not in (-1, before)
         batches, flats = pending(), buffers.small() if has_changed else []
         unmended = self._unmended(replica) if looks else {}
         value = [
@@ -253,7 +254,6 @@ class WrappedModel(DistributedDataParallel):
             replica.copies.forget()
         if any(note[1] for note in notes):
             buffers.take(told[0].tensors[-1:] if notes[0][2] else ())
-        self._version = buffers.version() if replica.trains else -1
         self._take_written(replica, unmended, sums_told)
         joint = Joint(call, self.dim, said, told, described, sources, self._memory, self._cutter.tell)
         for each in assigned:

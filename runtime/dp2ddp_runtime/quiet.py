@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Callable
 
+from .imported import replace
+
 #: What is replaced, and why; `docs/architecture.md` has the table.
 REPLACED = {
     "builtins.input": "rank 0 asks; the others get its answer, whenever they ask",
@@ -94,8 +96,7 @@ def share_answers(ask: Callable[[str, Callable[[], Any]], Any]) -> None:
     if "click.termui" in sys.modules:  # which has kept the functions
         doors += [(sys.modules["click.termui"], f"{kind}_prompt_func") for kind in ("visible", "hidden")]
     numbers = itertools.count()
-    for owner, name in doors:
-        setattr(owner, name, _once(getattr(owner, name), ask, numbers))
+    replace([(owner, name, _once(getattr(owner, name), ask, numbers)) for owner, name in doors])
 
 
 def _once(real: Callable[..., Any], ask: Callable[[str, Callable[[], Any]], Any], numbers: Any) -> Callable[..., Any]:

@@ -20,7 +20,8 @@ from torch import nn
 
 from . import place
 from .buffers import Buffers
-from .gradients import Copies
+from .cutting import Source
+from .gradients import ALONE, Copies, Copy
 from .synced import synced_class, takes_all_rows
 from .world import Divergence, broadcast_, exchange
 
@@ -63,7 +64,12 @@ class Part:
         self.computed: list[tuple[str, Any]] = []  # those that hold trained tensors
         self.children = {name: None if child is None else id(child) for name, child in module._modules.items()}
         self.own: dict[str, Any] = {}  # parameters
-        self.before: list[Any] = []
+        self.buffers: dict[str, Any] = {}  # as the copy is given them
+        self.before: list[Any] = []  # the attributes ahead of a forward: the copy's; of what is torch's, the module's
+
+    def is_as_before(self) -> bool:
+        """Whether the module has the attributes of which the copy was made."""
+        return len(self.held) == len(self.before) and all(map(is_, self.held.values(), self.before))
 
 
 class Replica:
@@ -85,6 +91,7 @@ class Replica:
         self._swapped: list[tuple[Any, Any]] = []
         self._locals: dict[tuple[int, str], tuple[Any, Any]] = {}
         self.copies = Copies()
+        self.sources: list[Source] = []  # of outputs, beside the copies: buffers with a graph
         self.buffers = Buffers([])
         self.parts: list[Part] = []
         self.tensors: list[torch.Tensor] = []  # parameters, and other leaves that are trained
@@ -216,18 +223,23 @@ class Replica:
             own = self.copies.of(list(filter(_REQUIRES_GRAD, self.tensors)), self.sparse)
         is_given = own is self._given
         self._given = own
+        self.sources = []
         for part in self.parts:
             held = part.held
             if not is_given:
                 part.own = {name: own.get(id(each), each) for name, each in held["_parameters"].items()}
                 for name, value in part.computed:
                     part.fixed[name] = _exchanged(value, own)
+            elif not part.keeps and part.is_as_before():
+                continue  # most of the modules of a deep model, of which each takes some microseconds
             new = held.copy()
             new.update(part.fixed)
             new["_modules"] = part.children.copy()
-            new["_buffers"] = held["_buffers"].copy()
+            new["_buffers"] = self._with_gradients(held["_buffers"]) if part.keeps else held["_buffers"]
+            part.buffers = new["_buffers"].copy()
             new["_parameters"] = part.own.copy()
             object.__setattr__(part.copy, "__dict__", new)
+            part.before = list(held.values())
         for (holder, name), (shown, value) in self._locals.items():
             if holder in self._by_holder and self._by_holder[holder].held.get(name) is shown:
                 self._by_holder[holder].copy.__dict__[name] = value
@@ -236,6 +248,17 @@ class Replica:
                 part.before = list(part.copy.__dict__.values())
         self._swap(own)
         return self._root  # type: ignore[no-any-return]
+
+    def _with_gradients(self, buffers: dict[str, Any]) -> dict[str, Any]:
+        """Buffers of a copy. What was computed outside of the forward (`net.encode(image)`) is as a parameter is: its
+        gradient is the sum of the replicas', as with `replicate`.
+        """
+        found = buffers.copy()
+        for name, each in buffers.items() if torch.is_grad_enabled() else ():
+            if each is not None and each.requires_grad:
+                anchor, found[name] = Copy.apply(ALONE, None, each)
+                self.sources.append(Source({found[name].grad_fn}, [anchor]))
+        return found
 
     def _swap(self, own: dict[int, torch.Tensor]) -> None:
         if not own:
@@ -271,10 +294,9 @@ class Replica:
                 for name, value in now.items():
                     if name not in _PARTS and value is not before.get(name, self):
                         found.append(Assigned(f"{index}.{name}", part.held, name, _exchanged(value, originals)))
-            buffers = part.held["_buffers"]
             for name, value in now["_buffers"].items():
-                if value is not buffers.get(name, self):
-                    buffers[name] = value if value is None else value.detach()
+                if value is not part.buffers.get(name, self):
+                    part.held["_buffers"][name] = value if value is None else value.detach()
             for kind, known in (("_modules", part.children), ("_parameters", part.own)):
                 if len(now[kind]) != len(known):  # layers and parameters that the forward has made
                     part.held[kind].update((name, value) for name, value in now[kind].items() if name not in known)

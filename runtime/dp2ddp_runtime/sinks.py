@@ -16,6 +16,7 @@ from typing import IO, Any, Callable
 
 from .acting import acting
 from .disk import disk
+from .whose import resolved
 
 _open, _os_open, _replace = builtins.open, os.open, os.replace
 
@@ -52,7 +53,7 @@ def _folder(process: int) -> str:
 
 
 def _copy_into(private: IO[bytes], path: Any) -> None:
-    was = disk.version(os.path.abspath(os.fsdecode(path)), 1)
+    was = disk.version(resolved(os.path.abspath(os.fsdecode(path))), 1)
     with suppress(OSError), _open(was, "rb") as found:  # not there, or gone
         shutil.copyfileobj(found, private)
     private.seek(0)

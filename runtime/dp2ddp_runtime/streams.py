@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from . import codec, place
+from .imported import replace
 from .world import exchange, world
 
 #: What is replaced, and why; `docs/architecture.md` has the table.
@@ -78,7 +79,8 @@ def own_start() -> None:
     torch.cuda.manual_seed_all(torch.initial_seed())
     if not _Seeding.is_noticed:
         _Seeding.is_noticed = True
-        torch.manual_seed = torch.random.manual_seed = _noticed(torch.manual_seed)
+        noticed = _noticed(torch.manual_seed)
+        replace([(torch, "manual_seed", noticed), (torch.random, "manual_seed", noticed)])
 
 
 class _Seeding:

@@ -13,7 +13,7 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from . import place
-from .acting import mode
+from .acting import acting, mode
 from .disk import chain, disk
 from .world import world
 
@@ -61,7 +61,7 @@ def ours(path: Any, dir_fd: int | None = None) -> str | None:
             name = os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), name)
         except OSError:
             return None
-    whole = os.path.abspath(name)
+    whole = resolved(os.path.abspath(name))
     home = os.environ.get("HOME", "")
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
     # A cache's folder itself counts: compilers make it while they hold a lock for which another rank waits.
@@ -70,6 +70,20 @@ def ours(path: Any, dir_fd: int | None = None) -> str | None:
         or whole == cache
     )
     return None if is_own or not temporary.isdisjoint(chain(whole)) else whole
+
+
+#: Where links lead that this rank has passed, by their paths: rank 0 may not have made them yet.
+links: dict[str, str] = {}
+
+
+def resolved(path: str) -> str:
+    """A path whose folder has one name, whatever links lead there; its last part may be a link itself."""
+    folder, name = os.path.split(path)
+    for link, target in links.items():
+        if f"{folder}{os.sep}".startswith(link + os.sep):
+            folder = target + folder[len(link) :]
+    with acting("own"):
+        return os.path.join(os.path.realpath(folder), name)
 
 
 @functools.lru_cache(maxsize=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import threading
@@ -183,19 +184,17 @@ def _parsed(data: bytes) -> tuple[Any, memoryview]:
 
 
 def _compare(heads: Sequence[Any]) -> None:
-    if any(head[:3] != heads[0][:3] for head in heads):
+    are_apart = any(head[:3] != heads[0][:3] for head in heads)
+    entries = itertools.zip_longest(*(head[3] for head in heads), fillvalue=["", ""])
+    first = next((each for each in entries if any(one != each[0] for one in each)), None)
+    # What all have told of, and differs, came ahead of what has led them apart.
+    if first is not None and (not are_apart or len({what for what, _ in first}) == 1):
+        name = next(what for what, _ in first if what)
+        values = "; ".join(f"rank {n}: {value if what == name else 'nothing'}" for n, (what, value) in enumerate(first))
+        raise Divergence(f"{name} differs between the ranks: {values}. {ADVICE}")
+    if are_apart:
         where = "; ".join(f"rank {rank} at {head[2]}: {head[1]}{head[-1]}" for rank, head in enumerate(heads))
         raise Divergence(f"the ranks have come apart: {where}. {ADVICE}")
-    if any(head[3] != heads[0][3] for head in heads):
-        told = [dict(map(_named, enumerate(head[3]))) for head in heads]
-        what = next(key for each in told for key in each if any(t.get(key) != told[0].get(key) for t in told))
-        values = "; ".join(f"rank {rank}: {t.get(what, 'nothing')}" for rank, t in enumerate(told))
-        raise Divergence(f"{what[1]} differs between the ranks: {values}. {ADVICE}")
-
-
-def _named(numbered: Any) -> Any:
-    number, (what, value) = numbered
-    return (number, what), value
 
 
 def _value(head: Any, data: memoryview) -> tuple[Any, list[Any]]:

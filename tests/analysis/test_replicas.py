@@ -159,11 +159,32 @@ def test_other_modules_are_not(shape: str) -> None:
     assert not converted(shape).refused
 
 
+def test_a_module_that_computes_with_its_gpu_s_index_is_refused() -> None:
+    """As Shift-Net's layers take their replica's masks."""
+    layer = """
+class Net(nn.Module):
+    def take(self, count):
+        own = torch.cuda.current_device()
+        return self.mask[own * count : (own + 1) * count]
+"""
+    done = converted(f"import torch\n{layer}net = nn.DataParallel(nn.Sequential(Net()))\n")
+    assert [note.what.split(" asks")[0] for note in done.notes] == ["`own * count`", "`own + 1`"]
+    named = layer.replace("[own * count : (own + 1) * count]", '.to("cuda:%d" % own).cuda(own).to(f"cuda:{own}")')
+    assert not converted(f"import torch\n{named}net = nn.DataParallel(nn.Sequential(Net()))\n").refused
+
+
 @pytest.mark.parametrize(
-    "asked", ["x.get_device() == 0", "x.get_device() in self.device_ids", "0 != self.w.get_device()"]
+    "asked",
+    [
+        "x.get_device() == 0",
+        "x.get_device() in self.device_ids",
+        "0 != self.w.get_device()",
+        "torch.cuda.current_device() * len(x)",
+        "x.get_device() + 1",
+    ],
 )
 def test_a_module_that_asks_on_which_gpu_it_is_is_refused(asked: str) -> None:
-    layer = f"class Net(nn.Module):\n    def forward(self, x):\n        return x if {asked} else -x\n"
+    layer = f"import torch\nclass Net(nn.Module):\n    def forward(self, x):\n        return x if {asked} else -x\n"
     done = converted(f"{layer}net = nn.DataParallel(nn.Sequential(Net()))\n")
     assert done.refused
     assert [note.what.split(" asks")[0] for note in done.notes] == [f"`{asked}`"]

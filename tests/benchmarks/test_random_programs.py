@@ -16,9 +16,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from programs import spec as specs
 from programs.crew import Crew
-from programs.parts import BLOCKS, OPTIMIZERS, SHAPES
-from programs.shrinking import shrink
-from programs.spec import Spec
+from programs.parts import KINDS, Part, names_of
 
 COUNT, SEED = 150, 11000
 
@@ -32,13 +30,10 @@ def test_programs_train_as_data_parallel() -> None:
 
 
 def test_what_is_refused_is_no_difference() -> None:
-    told = (
-        '{"models": [{"blocks": [{"name": "backward_in_forward", "outside": true, "twice": false}]}], "shapes": [%s]}'
-    )
+    model = Part("model", parts=(Part("backward_in_forward"),))
     with Crew(patience=120) as crew:
-        hooked = Spec.from_json(told % '{"name": "hooks_behind_accumulation", "what": "note"}')
-        assert crew.play(hooked).kind == "refused"
-        assert crew.play(Spec.from_json(told % "")).kind == "agrees"
+        assert crew.play(Part("program", parts=(model, Part("hooks_behind_accumulation")))).kind == "refused"
+        assert crew.play(Part("program", parts=(model,))).kind == "agrees"
 
 
 @pytest.mark.usefixtures("pretended")
@@ -84,49 +79,46 @@ def another_row(module: nn.Module, dim: int = 0) -> Any:
 def test_a_mistake_is_found_and_made_small(mistake: Any) -> None:
     with Crew(wrap=f"{__name__}:{mistake.__name__}", patience=120) as crew:
 
-        def differs(spec: Spec) -> bool:
+        def differs(spec: Part) -> bool:
             return crew.play(spec).kind == "differs"
 
         found = next(spec for seed in range(SEED, SEED + 30) if differs(spec := specs.draw(seed, (2,))))
-        small = shrink(found, differs, tries=60)
-    assert len(small.shapes) <= 1
-    assert len(small.models) == 1
-    assert sum(len(model.blocks) for model in small.models) <= 1
+        small = specs.shrink(found, differs, tries=60)
+    assert len([part for part in small.parts if part.role not in ("model", "data", "optimizer")]) <= 1
+    assert len(small.of("model")) <= 1
+    assert sum(len(model.parts) for model in small.of("model")) <= 1
 
 
 # --- specs ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def drawn() -> list[Spec]:
+def drawn() -> list[Part]:
     return [specs.draw(seed, (2, 3)) for seed in range(300)]
 
 
-def test_specs_are_json(drawn: list[Spec]) -> None:
-    assert [Spec.from_json(spec.to_json()) for spec in drawn] == drawn
-    assert Spec.from_json("{}") == Spec()
+def test_specs_are_json(drawn: list[Part]) -> None:
+    assert [Part.from_json(spec.to_json()) for spec in drawn] == drawn
+    assert Part.from_json('{"name": "program"}') == Part("program")
 
 
-def test_a_seed_decides_on_everything(drawn: list[Spec]) -> None:
+def test_a_seed_decides_on_everything(drawn: list[Part]) -> None:
     assert [specs.draw(seed, (2, 3)) for seed in range(300)] == drawn
 
 
-def test_everything_is_drawn_some_time(drawn: list[Spec]) -> None:
-    shapes = {part.name for spec in drawn for part in spec.shapes}
-    blocks = {part.name for spec in drawn for model in spec.models for part in model.blocks}
-    assert shapes == set(SHAPES.kinds)
-    assert blocks == set(BLOCKS.kinds)
-    assert {spec.optimizer.name for spec in drawn} == set(OPTIMIZERS.kinds)
-    assert {size for spec in drawn for size in spec.data.sizes()} >= set(range(1, 10))
+def test_everything_is_drawn_some_time(drawn: list[Part]) -> None:
+    parts = [part for spec in drawn for part in (*spec.parts, *(block for net in spec.parts for block in net.parts))]
+    assert {part.name for part in parts} | {"program"} == set(KINDS)
+    assert {size for spec in drawn for size in specs.sizes(specs.data_of(spec))} >= set(range(1, 10))
+    assert len(names_of("loss", "backward", "gradients", "around")) > 55
 
 
 def test_shapes_may_be_chosen() -> None:
     for seed in range(20):
-        assert "sharpness_aware" in {part.name for part in specs.draw(seed, (2,), ["sharpness_aware"]).shapes}
+        assert "sharpness_aware" in {part.name for part in specs.draw(seed, (2,), ["sharpness_aware"]).parts}
 
 
 def test_programs_that_are_not_defined_are_not_drawn() -> None:
-    blocks = '[{"name": "embedding", "sparse": true, "padding": false}]'
-    told = '{"models": [{"blocks": ' + blocks + '}], "shapes": [{"name": "%s"}]}'
-    assert specs.why_not(Spec.from_json(told % "distance")) is None
-    assert specs.why_not(Spec.from_json(told % "clip_value")) == "sparse gradients"
+    model = Part("model", parts=(Part("embedding", {"sparse": True}),))
+    assert specs.why_not(Part("program", parts=(model, Part("distance")))) is None
+    assert specs.why_not(Part("program", parts=(model, Part("clip_value")))) == "sparse gradients"

@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -222,10 +221,10 @@ def test_rules_are_listed_and_shown() -> None:
     assert listed.stdout == "".join(f"{each.id}  {each.title}\n" for each in all_rules())
     for each in all_rules():
         shown = run("rules", each.id.lower())
-        titles = re.findall(r"^(before|after|only noted|left alone)\b.*:$", shown.stdout, re.MULTILINE)
-        expected = [["before", "after"] if example.diff else ["only noted"] for example in each.examples]
-        assert titles == [*chain.from_iterable(expected), *(["left alone"] * len(each.valid))]
-        for line in (*each.examples[0].converted.splitlines(), *each.valid[-1].before.splitlines()):
+        titles = re.findall(r"^(converted|only noted|left alone)\b.*:$", shown.stdout, re.MULTILINE)
+        expected = ["converted" if example.diff else "only noted" for example in each.examples]
+        assert titles == [*expected, *(["left alone"] * len(each.valid))]
+        for line in (*each.examples[0].diff.splitlines(), *each.valid[-1].before.splitlines()):
             assert line in shown.stdout
     unknown = run("rules", "DDP999")
     assert unknown.exit_code == 2

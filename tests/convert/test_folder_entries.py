@@ -45,6 +45,8 @@ def test_wraps_that_no_script_reaches_are_an_error(project: Path) -> None:
     write(project, {"tests/test_nets.py": f"{tests}{GUARD.replace('wrap', 'unittest.main')}"})
     told = run("project").stderr
     assert "at nets.py:3, but for the test tests/test_nets.py; name it with --entry FILE" in told
+    write(project, {"main.py": "import nets\nnets.wrap(\n"})
+    assert "name it with --entry FILE; it may be one that is no Python: main.py:2" in run("project").stderr
 
 
 @pytest.mark.parametrize("command", [["project", "-o", "out"], ["project/train.py", "-o", "one/"]])

@@ -103,21 +103,6 @@ def test_verify_begins_with_what_is_shown(told: Callable[[Block], str]) -> None:
     }, command
 
 
-def test_a_script_that_has_left_the_runtime_trains_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = [block for block in BLOCKS if block.page == "docs/by-hand.md" and block.comment]
-    for name, text in ((block.comment.partition(": ")[2], block.text) for block in here if block.language == "python"):
-        (tmp_path / name).write_text(text)
-    (script,) = (block.text for block in FILES if block.comment == "file: train.py")
-    (tmp_path / "train_sequential.py").write_text(script.replace("shuffle=True", "shuffle=False"))
-    monkeypatch.chdir(tmp_path)
-    (shown,) = (block for block in here if block.comment.startswith("begins with: dp2ddp "))
-    result = command(*shown.comment.removeprefix("begins with: dp2ddp ").split())
-    assert result.exit_code == 0, result.output
-    verdict, rounding = " ".join(shown.text.split()), r"within \S+\)"
-    told = re.sub(rounding, "", " ".join(result.stdout.split()))
-    assert told.startswith(re.sub(rounding, "", verdict))
-
-
 def test_scripts_print_the_same_on_two_ranks(warm: Warm, tmp_path: Path) -> None:
     originals = {str(block): blocks.before_and_after(block.text)[0] for block in DIFFS if not block.comment}
     conversions = {str(block): blocks.before_and_after(block.text)[1] for block in DIFFS if not block.comment}

@@ -10,7 +10,7 @@ import torch
 from nursery import Nursery
 
 from dp2ddp.verify.compare import printed
-from dp2ddp.verify.run.recording import is_union
+from dp2ddp.verify.compare.batches import is_union
 from dp2ddp.verify.run.runs import Options, Run, start
 from dp2ddp.verify.run.state import sketch
 
@@ -58,13 +58,17 @@ def test_a_recording_holds_steps_losses_and_batches(recorded: dict[str, Run]) ->
     assert run.stderr == ""
     (recording,) = run.recordings()
     assert len(recording.steps) == len(recording.losses) == len(recording.batches) == 8
-    assert [len(batch.indices) for batch in recording.batches] == [6, 6, 6, 2] * 2
-    assert sorted(index for batch in recording.batches[:4] for index in batch.indices) == list(range(20))
-    assert [batch.iterator for batch in recording.batches] == [0] * 4 + [1] * 4
+    assert [len(batch.indices) for batch in recording.batches.values()] == [6, 6, 6, 2] * 2
+    assert sorted(index for batch in [*recording.batches.values()][:4] for index in batch.indices) == list(range(20))
+    assert [iterator for iterator, _ in recording.batches] == [0] * 4 + [1] * 4
     last = recording.steps[7]
-    assert [slot.name for slot in last.slots] == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert [slot.name for slot in last.slots] == [
+        f"Sequential.{name}" for name in ("0.weight", "0.bias", "1.weight", "1.bias")
+    ]
     saved_state = torch.load(run.work / "net.pt")["net"]
-    assert list(map(list, last.sketches)) == [sketch(saved_state[f"module.{slot.name}"]) for slot in last.slots]
+    assert list(map(list, last.sketches)) == [
+        sketch(saved_state[slot.name.replace("Sequential", "module")]) for slot in last.slots
+    ]
 
 
 def test_a_script_runs_as_python_runs_it(recorded: dict[str, Run]) -> None:
@@ -78,7 +82,7 @@ def test_steps_end_the_script_early_and_float64_is_the_default_dtype(recorded: d
     (recording,) = run.recordings()
     assert (run.exit_code, run.stdout, len(recording.steps)) == (0, "", 3)
     assert run.files() == {}
-    assert recording.steps[0].slots[0].dtype == torch.float64
+    assert recording.steps[0].slots[0].dtype == "float64"
 
 
 def test_a_run_that_takes_too_long_is_ended(tmp_path: Path, nursery: Nursery) -> None:

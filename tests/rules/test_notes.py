@@ -95,3 +95,16 @@ HOOKS = {
 def test_a_hook_that_keeps_is_noted(hook: str) -> None:
     assert noted(hook) == [("DDP025", 1)] * HOOKS[hook]
     assert noted(f"{hook}\n{hook}\n") == [("DDP025", 1)] * HOOKS[hook]
+
+
+def test_what_may_be_an_iterator_of_python_2_is_noted() -> None:
+    assert noted("its = [iter(loader)]\nbatch = its[0].next()\nbatch = its[0].next()\n") == [("DDP021", 2)]
+    assert noted("class Prefetcher:\n    def next(self):\n        return 1\nbatch = [Prefetcher()][0].next()\n") == []
+
+
+@pytest.mark.parametrize(
+    "body", ["super().__init__(*args)\n        self.collate_fn = max", "super().__init__(*args, collate_fn=max)"]
+)
+def test_a_collate_fn_that_a_class_of_loaders_brings_along_is_noted(body: str) -> None:
+    kind = f"class Loader(DataLoader):\n    def __init__(self, *args):\n        {body}\n"
+    assert [rule for rule, _ in noted(f"{kind}words = Loader(data)\n")] == ["DDP005"]

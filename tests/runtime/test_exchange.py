@@ -8,6 +8,8 @@ import os
 import pathlib
 import time
 import uuid
+from collections import namedtuple
+from enum import Enum
 from typing import Any
 
 import dp2ddp_runtime as ddp
@@ -23,6 +25,7 @@ PLAIN: list[Any] = [
     datetime.datetime(2026, 11, 21, 3, 4, 5), datetime.timedelta(seconds=1.5), pathlib.Path("a/b"), uuid.UUID(int=7),
     time.localtime(0), np.float32(0.1), np.arange(6).reshape(2, 3), np.zeros((0, 2)), np.float64(0.1), np.bool_(True),
     np.array([1j, np.nan]), [np.str_("text"), datetime.date(1, 2, 3)], [torch.zeros(2), np.int64(3)], 2**80, math.inf,
+    frozenset({1}), bytearray(b"bytes"),
 ]  # fmt: skip
 
 
@@ -38,6 +41,12 @@ def test_other_values_are_refused_by_name() -> None:
         codec.dumps([object()], [])
     with pytest.raises(TypeError, match="array of Python objects can't be sent"):
         codec.dumps(np.array([object()]), [])
+    with pytest.raises(TypeError, match="struct_time_like can't be sent"):
+        codec.dumps(namedtuple("struct_time_like", "year")(2026), [])
+
+
+def test_a_text_of_an_enum_is_its_text() -> None:
+    assert codec.loads(codec.dumps(Enum("Mode", {"TRAIN": "train"}, type=str).TRAIN, []), []) == "train"  # type: ignore[attr-defined]
 
 
 def diverged(action: str) -> None:
@@ -70,12 +79,12 @@ def test_ranks_in_different_messages_are_told_both_lines(ranks: RankPool, action
 
 def disagrees(kind: str) -> None:
     agree("what is the same", 1)
-    if kind == "value" or world.rank:
+    if kind != "missing" or world.rank:
         agree("a number of steps", world.rank + 3)
-    exchange("a test")
+    exchange(f"a test that follows from it, of rank {world.rank}" if kind == "ahead" else "a test")
 
 
-@pytest.mark.parametrize(("kind", "first"), [("value", "3"), ("missing", "nothing")])
+@pytest.mark.parametrize(("kind", "first"), [("value", "3"), ("missing", "nothing"), ("ahead", "3")])
 def test_other_values_are_told_with_the_next_message(ranks: RankPool, kind: str, first: str) -> None:
     with pytest.raises(RankError) as raised:
         ranks(2, disagrees, kind)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from tempfile import NamedTemporaryFile, mkstemp
 from typing import Any, Callable
 
 import dp2ddp_runtime as ddp
@@ -112,7 +113,62 @@ def commands(late: Late) -> Any:
     )
 
 
-SHAPES = [failing, handles, commands]
+def looks(late: Late) -> Any:
+    """What a folder holds, what is truncated and what has a mode is rank 0's, at the line that asks."""
+    seen: list[Any] = []
+    for number in range(4):
+        late()
+        seen.append(sorted(os.listdir(".")))
+        Path(f"{number}").write_text(f"{number}")
+        os.chmod(f"{number}", 0o640 if ddp.is_main() else 0o600)
+        late()
+        kept = os.open("kept", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+        assert os.fstat(kept).st_nlink == 1  # filelock takes a file without a name for deleted, and tries for ever
+        os.write(kept, b"%d" % number)
+        os.close(kept)
+        late()
+        kept = os.open("kept", os.O_RDONLY)
+        late()
+        seen += [os.read(kept, 9), oct(os.stat(f"{number}").st_mode)]
+        os.close(kept)
+        os.close(os.open("kept", os.O_WRONLY | os.O_TRUNC))
+        with NamedTemporaryFile("w", dir=".", suffix=".part", delete=False) as part:
+            part.write("whole")
+        late()
+        descriptor, own = mkstemp(dir=".")
+        os.close(descriptor)
+        late()
+        os.replace(part.name, "whole")
+        os.replace(own, "empty")
+        seen += [Path("whole").read_text(), os.path.exists(own)]
+    return seen
+
+
+def linked(late: Late) -> Any:
+    """One file under several names: folders that are links, made before and meanwhile, and hard links."""
+    seen: list[Any] = []
+    os.makedirs("runs/1")
+    os.makedirs("runs/2")
+    for number in (1, 2):
+        late()
+        if os.path.islink("latest"):
+            os.remove("latest")
+        os.symlink(f"runs/{number}", "latest")
+        Path("latest/log").write_text(f"{number}")
+        late()
+        seen += [Path(f"runs/{number}/log").read_text(), Path("latest/log").read_text(), os.listdir("latest")]
+        Path(f"runs/{number}/best").write_text("best")
+        seen += [os.path.exists("latest/best"), Path("latest/best").read_text()]
+        os.remove("latest/best")
+        late()
+        seen += [os.path.exists(f"runs/{number}/best")]
+        os.link("latest/log", f"log{number}")
+        late()
+        seen += [Path(f"log{number}").read_text()]
+    return seen
+
+
+SHAPES = [failing, handles, commands, looks, linked]
 
 
 def _run(shape: Callable[[Late], Any], folder: Path, late_rank: int) -> Any:

@@ -157,6 +157,32 @@ def test_models_take_turns_where_the_rows_lead_to_another(ranks: RankPool, by_ha
     ranks(2, led_to_as_the_rows_say, by_hand)
 
 
+class Encoded(nn.Module):
+    """An encoder runs once for a batch, ahead of several forwards (pixel-nerf's); `replicate` broadcasts its buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.head = nn.Linear(4, 3).double(), nn.Linear(4, 3).double()
+        self.register_buffer("latent", torch.zeros(3), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x) + self.latent
+
+
+@on_ranks(2, 3, each=True)
+def test_a_buffer_that_is_computed_outside_of_the_forward_passes_its_gradient_on() -> bool:
+    torch.manual_seed(0)
+    alone = Encoded()
+    net = models.wrap_model(copy.deepcopy(alone))
+    x = torch.randn(7, 4).double()
+    for module, call in ((alone, alone), (net.module, net)):
+        module.latent = module.encoder(x[0])
+        sum((call(x * number) ** 2).mean() for number in (1, 2)).backward()
+    for own, other in zip(alone.parameters(), net.parameters()):
+        torch.testing.assert_close(other.grad, own.grad)
+    return True
+
+
 class Scaled(nn.Linear):
     """Scales its weight, by a tensor that autograd sees or not."""
 

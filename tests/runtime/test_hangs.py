@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from starts import Warm, write
 
 HEAD = """ddp.setup()
@@ -170,3 +171,51 @@ def test_rank_0_is_interrupted_where_it_waits_for_a_rank_that_does_not_come(
     assert done.returncode == 130
     assert "nterrupt" in done.stderr
     assert time.monotonic() - began < 15
+
+
+KEEPS = """
+from dp2ddp_runtime import hangs
+hangs._ALONE_AFTER = 0.5
+torch.save("old", {path!r})
+print("ready", flush=True)
+try:
+    time.sleep(4)
+except KeyboardInterrupt:
+    torch.save("new", {path!r})
+    print("saved", flush=True)
+"""
+
+
+def test_what_an_interrupted_script_saves_is_saved(warm: Warm, tmp_path: Path) -> None:
+    """Rank 0 is interrupted alone, and waits for another rank before it overwrites a file."""
+    path = str(tmp_path / "last.pt")
+    with warm.started(write(tmp_path, HEAD + KEEPS.format(path=path)), forked=True) as started:
+        started.wait_for_output("ready")
+        started.process.send_signal(signal.SIGINT)
+        done = started.wait()
+    assert "saved" in done.stdout, done.stderr
+    assert "interrupted at" not in done.stderr
+    assert torch.load(path) == "new"
+
+
+def test_a_handler_that_was_asked_for_and_is_put_back_runs(warm: Warm, tmp_path: Path) -> None:
+    """`signal.getsignal`, and `signal.signal` by a name from above `setup`; an event loop's signals stay its own."""
+    body = """
+before = signal.getsignal(signal.SIGINT)
+signal.signal(signal.SIGINT, lambda *_: print("never"))
+signal.signal(signal.SIGINT, before)
+got = []
+set_handler(signal.SIGTERM, lambda *_: got.append(1))
+os.kill(os.getpid(), signal.SIGTERM) if not is_last else None
+for _ in range(3): net(x)
+print(ddp.gather(len(got)), flush=True)
+os.kill(os.getpid(), signal.SIGINT)
+for _ in range(3): net(x)
+"""
+    with warm.started(
+        write(tmp_path, f"from signal import signal as set_handler\n{HEAD}{body}"), forked=True
+    ) as started:
+        done = started.wait()
+    assert "[1, 1]" in done.stdout, done.stderr
+    assert "never" not in done.stdout
+    assert done.stderr.count("KeyboardInterrupt") == 1

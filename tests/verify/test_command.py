@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import threading
 from pathlib import Path
 
 import pytest
 import tiny
-import torch
 from click.testing import Result
 from commands import command
 
@@ -110,7 +108,7 @@ def test_augmentation_is_compared_exactly(verify, workplace: Path, workers: int)
     (workplace / "augmented.py").write_text(text)
     told = json.loads(verify("augmented.py", "--format", "json").stdout)
     assert (told["verdict"], told["not_shown"]) == ("agree", None), told
-    assert {step["relative_difference"] for step in told["steps"]} == {0.0}
+    assert {step["relative"] for step in told["steps"]} == {0.0}
 
 
 def test_what_the_original_does_not_do_twice_shows_nothing(verify, workplace: Path) -> None:
@@ -146,6 +144,10 @@ time.sleep(0.2)
 print("%d\t%.4f\t%.3f" % (7, time.time() - first, perf_counter()), time.time_ns())
 with open("seconds.csv", "a") as log:
     log.write(f"{time.strftime('%c', time.localtime(first))},{time.time() - first}")
+from datetime import datetime
+began = datetime.now()
+assert isinstance(began, datetime) and began > datetime(2020, 1, 1)
+open(f"{began:%d-%H%M%S-%f}-{time.strftime('%S')}.txt", "w").close()
 """
 
 
@@ -159,7 +161,7 @@ def test_times_are_the_same_each_time_and_only_on_rank_0(verify, workplace: Path
     assert verify("seeded.py").exit_code == 0
     (workplace / "wrong.py").write_text(tiny.converted(seeded).replace("ddp.broadcast(time.time())", "time.time()"))
     result = verify("seeded.py", "--converted", "wrong.py")
-    assert (result.exit_code, "the seed that torch was given before" in result.stderr) == (2, True), result.stderr
+    assert (result.exit_code, "the seed that torch was given before" in result.stdout) == (1, True), result.stdout
 
 
 def test_what_is_printed_above_setup_is_printed_once(verify, workplace: Path) -> None:
@@ -215,12 +217,8 @@ def test_a_script_of_another_folder_finds_its_modules_and_stays(
     assert [path.name for path in here.iterdir() if path.is_file()] == ["samples.txt"]
 
 
-@pytest.mark.parametrize(
-    "guard", ["torch.cuda.device_count() > 1", "torch.accelerator.device_count() > 1", "net.in_features > 9"]
-)
+@pytest.mark.parametrize("guard", ["torch.cuda.device_count() > 1", "net.in_features > 9"])
 def test_an_original_that_splits_no_batch_is_told(verify, workplace: Path, guard: str) -> None:
-    if "accelerator" in guard and not hasattr(torch, "accelerator"):
-        pytest.skip("this torch has no torch.accelerator")
     script = workplace / "guarded.py"
     script.write_text(
         "import torch\nfrom torch import nn\ntorch.manual_seed(1)\nnet = nn.Linear(4, 2)\n"
@@ -266,14 +264,11 @@ def test_progress_counts_the_steps_of_both_sides(verify, monkeypatch: pytest.Mon
     assert "training: original at step 9, converted at step 9" in said
 
 
-def test_a_rank_that_waits_for_another_is_told_of_while_they_run(verify, tmp_path: Path, monkeypatch) -> None:
-    slow = tmp_path / "slow.py"
-    at_work = "    if epoch == 1 and ddp.rank() == 1:\n        time.sleep(6)\n    correct = total = 0\n"
-    slow.write_text(tiny.edited(("    correct = total = 0\n", at_work)))
-    line = slow.read_text().splitlines().index("        time.sleep(6)") + 1
-    monkeypatch.setenv("DP2DDP_STUCK_AFTER", "2")
-    result = verify("train.py", "--converted", str(slow))
-    assert result.exit_code == 0, result.output
-    assert result.stderr.startswith("dp2ddp: a rank has waited for the others for "), result.stderr
-    assert re.search(rf"^  rank 1 at slow\.py:{line} for \d+ s: is at work: time\.sleep\(6\)$", result.stderr, re.M)
-    assert "time.sleep" not in result.stdout
+def test_ranks_that_come_apart_are_a_difference(verify, workplace: Path) -> None:
+    """The runtime ends such a conversion, and the original trains."""
+    apart = "        if epoch == 1 and ddp.rank() == 1:\n            net(x)\n        output = net(x)\n"
+    (workplace / "apart.py").write_text(tiny.edited(("        output = net(x)\n", apart)))
+    result = verify("train.py", "--converted", "apart.py")
+    assert result.exit_code == 1, result.output
+    assert result.stdout.startswith("DIFFERENT step 4: the conversion ends: "), result.stdout
+    assert "apart.py:" in result.stdout.splitlines()[0]

@@ -132,11 +132,11 @@ def test_a_guard_on_is_cuda_lets_both_sides_split_the_batch(tmp_path: Path) -> N
     comparison = _both(GUARDED, tmp_path, ends=("print([lines])\n", "print(ddp.gather(lines))\n"))
     assert {each.kind for each in comparison.findings} == {"text"}
     assert len(comparison.steps) == 2
-    before = ["cuda False", "cuda True", *["3 rows"] * 4, "cuda True", *["3 rows", "2 rows"] * 2]
+    before = ["cuda True", "cuda True", *["3 rows"] * 4, "cuda True", *["3 rows", "2 rows"] * 2]
     assert ast.literal_eval(comparison.original.stdout) == [before]
     ranks = ast.literal_eval(comparison.converted.stdout)
-    assert ranks[0] == ["cuda False", "cuda True", *["3 rows"] * 2, "cuda True", *["3 rows"] * 2]
-    assert ranks[1] == ["cuda False", "cuda True", *["3 rows"] * 2, "cuda True", *["2 rows"] * 2]
+    assert ranks[0] == ["cuda True", "cuda True", *["3 rows"] * 2, "cuda True", *["3 rows"] * 2]
+    assert ranks[1] == ["cuda True", "cuda True", *["3 rows"] * 2, "cuda True", *["2 rows"] * 2]
 
 
 MIXED = """

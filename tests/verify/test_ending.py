@@ -76,10 +76,10 @@ def test_a_forked_run_ends_as_a_script_does(nursery: Nursery, tmp_path: Path, ho
     task = Task(str(forked), str(forked / "train.py"), [], Options())
     with nursery.installed(), client.ForkServer() as server:
         process = server.start([task.as_text()], forked, client.environment(), forked / "rank0")
-        while process.poll() is None:
+        while (code := server.poll(process)) is None:
             time.sleep(0.01)
     out, errors = ((forked / "rank0" / f"{name}.txt").read_text() for name in ("stdout", "stderr"))
-    assert (process.poll(), out) == (expected.returncode, expected.stdout)
+    assert (code, out) == (expected.returncode, expected.stdout)
     assert OWN_FRAMES.sub("", errors).replace(f"{forked}/", "") == expected.stderr.replace(f"{alone}/", "")
     files = [{path.name: path.read_text() for path in place.glob("*.txt")} for place in places]
     assert files[0] == files[1]

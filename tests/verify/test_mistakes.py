@@ -17,7 +17,7 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], str, str, int | None]] = {
     "a metric reduced twice": (
         [("correct += (output.argmax(1) == y).sum().item()",
           "correct += sum(ddp.gather((output.argmax(1) == y).sum().item()))")],
-        "printed", "a number of one rank's rows, or one that is reduced twice (2 times the original's)", None,
+        "printed", "a number of one rank's rows, or one that is reduced twice", None,
     ),
     "a rank's own parameters": (  # behind the steps at which the runtime itself looks
         [("        output = net(x)",

@@ -5,18 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import time
-from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import tiny
 import torch
-from torch.utils.data import DataLoader, Subset
 
-from dp2ddp.verify.compare import clock_names, printed, saved
-from dp2ddp.verify.run import runs, scratch, state
+from dp2ddp.verify.compare import printed, saved
+from dp2ddp.verify.run import runs, scratch
 from dp2ddp.verify.run.run_options import Task
 from dp2ddp.verify.start import client
 
@@ -142,49 +139,6 @@ def test_pythonpath_leads_to_what_stands_for_a_folder(tmp_path: Path, monkeypatc
     assert found == [str(run / "script"), str(run / "script" / "src"), str(other), str(run / "work")]
 
 
-_WRITTEN = datetime(2024, 5, 1, 10, 11, 30)
-
-
-@pytest.mark.parametrize(
-    ("original", "converted", "names"),
-    [
-        (["runs/0501_101112/net.pt"], ["runs/0501_101113/net.pt"], {"101113": "101112"}),
-        (["run_0501_1010"], ["run_0501_1011"], {"0501_1011": "0501_1010"}),
-        (["a/May01_10-11-12_host"], ["a/May01_10-11-14_host"], {"10-11-14": "10-11-12"}),
-        (["2024-05-01T10:11:12.34"], ["2024-05-01T10:11:12.56"], {"10:11:12.56": "10:11:12.34"}),
-        (["x/101112", "x/101120"], ["x/101113", "x/101121"], {"101113": "101112", "101121": "101120"}),
-        (["epoch12.pt"], ["epoch13.pt"], {}),
-        (["model_0.8712.txt"], ["model_0.4310.txt"], {}),
-        (["iter_001000.pth"], ["iter_000500.pth"], {}),
-        (["run_101112/a"], ["run_101112/a", "run_101113/a"], {}),  # a rank made one of its own
-        (["run_101112/a"], ["walk_101113/a"], {}),
-        (["epoch_4_20240501-101112"], ["epoch_5_20240501-101112"], {}),
-        (["run_080000"], ["run_080001"], {}),  # no time of these runs
-    ],
-)
-def test_names_of_the_clock_are_matched(
-    tmp_path: Path, original: list[str], converted: list[str], names: dict[str, str]
-) -> None:
-    file = tmp_path / "any"
-    file.touch()
-    os.utime(file, (_WRITTEN.timestamp(), _WRITTEN.timestamp()))
-    pair = (dict.fromkeys(paths, file) for paths in (original, converted))
-    assert clock_names.renamed(*pair, timedelta(seconds=60)) == names
-
-
-def test_texts_and_checkpoints_may_hold_names_of_the_clock(tmp_path: Path) -> None:
-    sides = {"original": "0501_101112", "converted": "0501_101113"}
-    for side, name in sides.items():
-        (tmp_path / side).mkdir()
-        (tmp_path / side / "log.txt").write_text(f"saved runs/{name}/net.pt\nloss 0.5\n")
-        torch.save({"folder": f"runs/{name}", "net": torch.ones(2)}, tmp_path / side / "net.pt")
-    hide = (str, clock_names.restoring({sides["converted"]: sides["original"]}, str))
-    for file in ("log.txt", "net.pt"):
-        pair = tmp_path / "original" / file, tmp_path / "converted" / file
-        assert len(list(saved.differences(file, *pair))) == 1
-        assert list(saved.differences(file, *pair, hide=hide)) == []
-
-
 PROCESS = """
 import json, multiprocessing.process, os, sys, threading
 import __main__
@@ -216,20 +170,10 @@ def test_a_forked_run_finds_what_a_started_one_finds(tmp_path: Path) -> None:
             env["PYTHONPATH"] += os.pathsep + "lib"
             task = Task(str(tmp_path / name), str(work / "train.py"), ["-x"], runs.Options())
             process = server.start([task.as_text()], work, env, streams, fork)
-            while process.poll() is None:
+            while (code := server.poll(process)) is None:
                 time.sleep(0.05)
-            assert process.poll() == 3
+            assert code == 3
             assert (streams / "stderr.txt").read_text() == "to standard error\n"
             outputs.append((streams / "stdout.txt").read_text().replace(name.upper(), "its name"))
     assert "the end" in outputs[0]
     assert outputs[0] == outputs[1]
-
-
-def test_of_a_data_set_the_rows_are_told_that_it_takes() -> None:
-    data = torch.randn(8, 4)  # a data set, too, whose `indices` is a method
-
-    def rows(dataset: Any) -> Any:
-        return state.of_loader(DataLoader(dataset, 4))["rows of the data set"]
-
-    assert rows(data) is None
-    assert rows(Subset(data, [0, 1])) == rows(Subset(data, np.arange(2))) != rows(Subset(data, [0, 2]))

@@ -47,7 +47,7 @@ def test_the_first_that_differs_is_named(tmp_path: Path) -> None:
     found = steps.differences(ours, theirs)
     assert [step.relative for step in found[:3]] == [0.0] * 3
     assert all(step.relative > 1e-6 for step in found[3:])
-    assert found[3].parameter == "bias"
+    assert found[3].parameter == "Linear.bias"
     assert steps.apart([theirs, theirs]) is None
 
 
@@ -55,10 +55,10 @@ def test_ranks_that_part_are_found(tmp_path: Path) -> None:
     ranks = [record(tmp_path / "0", 5), record(tmp_path / "1", 5, lambda step: 1.0 if step == 3 else 0.0)]
     found = steps.apart(ranks)
     assert found is not None
-    assert (found.step, found.parameter, found.who) == (3, "bias", "rank 0 and rank 1")
+    assert (found.step, found.parameter, found.who) == (3, "Linear.bias", "rank 0 and rank 1")
 
 
-def test_parameters_of_one_name_are_told_apart_by_their_model(tmp_path: Path) -> None:
+def test_parameters_are_called_by_their_model_s_class(tmp_path: Path) -> None:
     script = """
 import torch
 from torch import nn
@@ -86,8 +86,8 @@ def test_a_batch_counts_when_it_is_taken_and_each_pass_of_the_same_workers_by_it
     with Recorder(tmp_path):
         next(iter(loader))  # the worker has fetched more by then
         assert len(list(loader)) == 3
-    found = recording.batches_by_iterator(recording.read(tmp_path))
-    assert found == {0: [[0, 1]], 1: [[0, 1], [2, 3], [4, 5]]}
+    found = {place: batch.indices for place, batch in recording.read(tmp_path).batches.items()}
+    assert found == {(0, 0): [0, 1], (1, 0): [0, 1], (1, 1): [2, 3], (1, 2): [4, 5]}
 
 
 def test_a_line_that_is_half_written_counts_as_none(tmp_path: Path) -> None:

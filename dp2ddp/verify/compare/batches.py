@@ -3,65 +3,76 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
+from itertools import chain
 from typing import Any
 
 from dp2ddp.verify.compare.finding import Finding, shown
-from dp2ddp.verify.run import recording
 from dp2ddp.verify.run.recording import Recording
-
-_OF_THE_DATA = ("samples", "rows of the data set")
 
 
 def differences(ours: Recording, ranks: Sequence[Recording], *, any_order: bool = False) -> Iterator[Finding]:
-    """The first iteration over other data, the first batch with other samples, and a shuffle that is repeated.
+    """The first batch with other samples, and a shuffle that is repeated.
 
     Args:
         any_order: ranks may have any rows of a batch.
     """
-    if not any_order:
-        yield from _other_data(ours, ranks[0])
-    whole, parts = recording.batches_by_iterator(ours), [recording.batches_by_iterator(rank) for rank in ranks]
-    alike = recording.is_same_set if any_order else recording.is_union
-    found = next(_wrong(whole, parts, alike), None)
-    if found is None:
+    place = next(_wrong(ours, ranks, any_order), None)
+    if place is None:
         return
-    iteration, number, batch, shards = found
-    taken = [[each for each in run.batches if each.iterator == iteration] for run in (ours, ranks[0])]
-    at = next(side[number - 1] for side in taken if len(side) >= number)
-    what = f"batch {number} of iteration {iteration + 1} over a loader: samples {shown(batch)}"
-    what += f", converted {shown(list(shards))}"
+    iteration, number = place
+    batch, *shards = (_indices(run, place) for run in (ours, *ranks))
+    what = f"batch {number + 1} of iteration {iteration + 1} over a loader: samples {shown(batch)}"
+    what += f", converted {shown(shards)}"
+    step = (ours if place in ours.batches else ranks[0]).batches[place].step + 1
+    line = ours.batches[place].at if place in ours.batches else None
     made = "" if any_order else _made_otherwise(ours, ranks[0], iteration)
-    passes = [_samples(whole.get(iteration, [])), _samples(_unions(parts).get(iteration, []))]
-    again = None if made else _repeated(whole, _unions(parts))
-    line = at.at if at in ours.batches else None
+    again = None if made else _repeated(ours, ranks[0])
     if again is None or (any_order and iteration <= again):
-        yield Finding("batch", what, made or _cause(batch, shards, *passes), at.step + 1, at=line)
+        yield Finding("batch", what, made or _cause(iteration, batch, shards, ours, ranks), step, at=line)
     if again is not None:
         cause = (
             f"the shuffle of iteration {again + 1} is repeated: a generator is seeded again, or `set_epoch` left out"
         )
-        yield Finding("shuffle", what, cause, at.step + 1, at=line)
+        yield Finding("shuffle", what, cause, step, at=line)
 
 
-def _other_data(ours: Recording, theirs: Recording) -> Iterator[Finding]:
-    for iteration, told in sorted(ours.loaders.items()):
-        other = theirs.loaders.get(iteration, told)
-        name = next((name for name in _OF_THE_DATA if told[name] != other[name]), None)
-        if name is not None and told["data set"] == other["data set"]:
-            numbers = f": {told[name]}, converted {other[name]}" if name == "samples" else ""
-            step = next((each.step for each in ours.batches if each.iterator == iteration), len(ours.steps)) + 1
-            yield Finding("batch", f"iteration {iteration + 1} over a loader has other {name}{numbers}", "", step)
-            return
+def same_rows(ours: Recording, ranks: Sequence[Recording]) -> bool:
+    """Whether the ranks have the rows of each batch that `nn.DataParallel`'s replicas have."""
+    return next(_wrong(ours, ranks), None) is None
 
 
-def _wrong(whole: Any, parts: Any, alike: Any) -> Iterator[tuple[int, int, Any, tuple[Any, ...]]]:
-    """Each batch with other samples: iteration (from 0), number (from 1), the original's, the ranks'."""
-    for iteration in sorted(whole.keys() | parts[0].keys()):
-        rows = zip_longest(whole.get(iteration, []), *(rank.get(iteration, []) for rank in parts))
-        for number, (batch, *shards) in enumerate(rows, start=1):
-            if not alike(batch, shards):
-                yield iteration, number, batch, tuple(shards)
+def _wrong(ours: Recording, ranks: Sequence[Recording], any_order: bool = False) -> Iterator[tuple[int, int]]:
+    """The places of batches with other samples."""
+    alike = is_same_set if any_order else is_union
+    for place in sorted(ours.batches.keys() | ranks[0].batches.keys()):
+        if not alike(_indices(ours, place), [_indices(rank, place) for rank in ranks]):
+            yield place
+
+
+def _indices(run: Recording, place: tuple[int, int]) -> Any:
+    return run.batches[place].indices if place in run.batches else None
+
+
+def is_same_set(whole: Any, parts: Sequence[Any]) -> bool:
+    """Whether the ranks that fetched `parts` fetched the samples of `whole`, whichever of them, or all of it each."""
+    if all(part == whole for part in parts) or not all(isinstance(part, list) for part in (whole, *parts)):
+        return all(part == whole for part in parts)
+    return sorted(map(str, whole)) == sorted(str(index) for part in parts for index in part)
+
+
+def is_union(whole: Any, parts: Sequence[Any]) -> bool:
+    """Whether the ranks that fetched `parts` fetched the batch `whole`: shards in rank order, or all of it each.
+
+    A rank for which `torch.chunk` leaves no sample may fetch one as a placeholder, which doesn't count.
+    """
+    if all(part == whole for part in parts):
+        return True
+    if not isinstance(whole, list) or not whole or not all(isinstance(part, list) for part in parts):
+        return False
+    size = -(-len(whole) // len(parts))
+    shards = [whole[start : start + size] for start in range(0, len(whole), size)]
+    idle = parts[len(shards) :]
+    return list(parts[: len(shards)]) == shards and all(len(part) <= 1 for part in idle)
 
 
 def _made_otherwise(ours: Recording, theirs: Recording, iteration: int) -> str:
@@ -71,42 +82,34 @@ def _made_otherwise(ours: Recording, theirs: Recording, iteration: int) -> str:
     return f"the loader is made otherwise: {', '.join(found)}" if found else ""
 
 
-def _cause(batch: Any, shards: Sequence[Any], ours: list[str], theirs: list[str]) -> str:
+def _cause(iteration: int, batch: Any, shards: Sequence[Any], ours: Recording, ranks: Sequence[Recording]) -> str:
     given = [part for part in shards if isinstance(part, list)]
     if batch is None or not given:
         return f"this pass has {'fewer' if batch is not None else 'more'} batches than the original's"
     if all(len(part) == len(batch) for part in given) and any(part != given[0] for part in given):
         return "each rank draws a whole one of its own, so N times the batch size is trained on"
-    twice = len(theirs) - len(set(theirs))
-    if twice and len(set(ours)) == len(ours):
+    samples, *theirs = ([*chain.from_iterable(_pass(run, iteration))] for run in (ours, *ranks))
+    drawn = theirs[0] if all(each == theirs[0] for each in theirs) else [*chain.from_iterable(theirs)]
+    twice = len(drawn) - len({*drawn})
+    if twice and len({*samples}) == len(samples):
         return f"{twice} samples come twice in this pass: it is padded, or drawn otherwise"
-    if sorted(ours) == sorted(theirs):
+    if sorted(samples) == sorted(drawn):
         return "the same samples in another order: shuffled by other random numbers"
     return ""
 
 
-def _repeated(ours: Any, theirs: Any) -> int | None:
+def _pass(run: Recording, iteration: int) -> list[list[str]]:
+    """The samples of an iteration's batches."""
+    taken = (each.indices for place, each in run.batches.items() if place[0] == iteration)
+    return [[*map(str, indices)] if isinstance(indices, list) else [] for indices in taken]
+
+
+def _repeated(ours: Recording, theirs: Recording) -> int | None:
     """The iteration over a loader whose batches the converted script has again in a later one, the original not."""
-    for now, batches in theirs.items():
+    passes = {now: _pass(theirs, now) for now in sorted({place[0] for place in theirs.batches})}
+    for now, batches in passes.items():
         for earlier in range(now):
-            alike = len(batches) > 1 and theirs.get(earlier) == batches
-            if alike and now in ours and ours.get(earlier) != ours[now]:
+            alike = len(batches) > 1 and passes.get(earlier) == batches
+            if alike and _pass(ours, now) and _pass(ours, earlier) != _pass(ours, now):
                 return earlier
     return None
-
-
-def _samples(batches: Sequence[Any]) -> list[str]:
-    return [str(index) for batch in batches if isinstance(batch, list) for index in batch]
-
-
-def _unions(ranks: Sequence[dict[int, list[Any]]]) -> dict[int, list[Any]]:
-    """For each iteration the batches over all ranks, whether each fetched its shard or all of it."""
-    return {
-        iterator: [_union(parts) for parts in zip(*(rank.get(iterator, []) for rank in ranks))] for iterator in ranks[0]
-    }
-
-
-def _union(parts: Sequence[Any]) -> Any:
-    if all(part == parts[0] for part in parts) or not all(isinstance(part, list) for part in parts):
-        return parts[0]
-    return [index for part in parts for index in part]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 
-from dp2ddp.verify.compare import clock_names, outcomes, printed, saved, steps, training
+from dp2ddp.verify.compare import batches, outcomes, printed, saved, steps, training
 from dp2ddp.verify.compare.finding import TOLERANCE, Finding, relative
 from dp2ddp.verify.compare.printed import LineDifference
 from dp2ddp.verify.compare.saved import FileDifference, Hiding
@@ -30,10 +29,8 @@ class Comparison:
         losses: relative difference of each loss given to `backward`, over all ranks.
         training: where training parts, if it does; of a script made by hand all that is so by itself.
         structure: what ranks do that only one should; the exit code.
-        lines: printed lines that differ by more than rounding.
-        logged: records of `logging` that do.
-        files: files that do, and where.
-        names: what of the converted run's paths has another name in the original's, for a clock gave it.
+        lines: printed lines that differ by more than rounding, or records of `logging`.
+        files: files that do, and where; nowhere if one side alone has written it.
         any_rows: ranks have other rows of a batch than `nn.DataParallel`'s replicas.
     """
 
@@ -45,9 +42,7 @@ class Comparison:
     training: tuple[Finding, ...]
     structure: tuple[Finding, ...]
     lines: tuple[LineDifference, ...]
-    logged: tuple[LineDifference, ...]
-    files: tuple[FileDifference, ...]
-    names: Mapping[str, str]
+    files: Mapping[str, Sequence[FileDifference]]
     any_rows: bool
 
     @property
@@ -58,32 +53,35 @@ class Comparison:
     @property
     def findings(self) -> list[Finding]:
         """In what the runs differ, the root first; empty if they agree."""
-        follows = any(finding.step is not None for finding in self.training)
+        follows = any(finding.step is not None or finding.kind == "diverged" for finding in self.training)
         ends = [] if follows else outcomes.findings(self)
         return [*self.training, *self.structure, *ends]
 
 
-def compare(original: Run, converted: Run, *, foreign: bool = False, one_gpu: bool = False) -> Comparison:
+def compare(
+    original: Run, converted: Run, *, foreign: bool = False, one_gpu: bool = False, diverged: str = ""
+) -> Comparison:
     """Compare two finished runs.
 
     Args:
         original, converted: the runs.
         foreign: the converted script isn't made for this project's runtime: ranks may have any rows of a batch.
         one_gpu: the original is trained as on one GPU, not by replicas.
+        diverged: what the runtime says of ranks that have come apart.
 
     Raises:
         FileNotFoundError: a process ended before it recorded anything.
     """
     (ours,), theirs = original.recordings()[:1], converted.recordings()
     files = _outputs(original), _outputs(converted)
-    names = clock_names.renamed(*files, timedelta(seconds=max(original.seconds, converted.seconds)))
-    hide = original.hide, clock_names.restoring(names, converted.hide)
+    hide = original.hide, converted.hide
     updates = steps.differences(ours, theirs[0])
-    logs = [_logged(run) for run in (ours, theirs[0])]
+    logs = ["\n".join(map(str, run.noted["logged"])) for run in (ours, theirs[0])]
     silent = 1 if foreign else len(converted.exit_codes)  # that others print is told by itself
     texts = [
         (original.stdout, converted.stdout),
         *(("", converted.output(rank, "stdout")) for rank in range(1, silent)),
+        logs,
     ]
     return Comparison(
         original,
@@ -91,22 +89,11 @@ def compare(original: Run, converted: Run, *, foreign: bool = False, one_gpu: bo
         (ours, *theirs),
         tuple(updates),
         tuple(relative(loss.value, other) for loss, other in zip(ours.losses, recording.global_losses(theirs))),
-        tuple(training.differences(training.Sides(ours, theirs, updates, foreign, foreign or one_gpu))),
-        tuple(_structure(original, converted, theirs, foreign)),
+        tuple(training.differences(training.Sides(ours, theirs, updates, foreign, foreign or one_gpu, diverged))),
+        tuple([] if diverged else _structure(original, converted, theirs, foreign)),
         tuple(line for a, b in texts for line in _differing(hide[0](a), hide[1](b))),
-        tuple(_differing(hide[0](logs[0]), hide[1](logs[1]))),
-        tuple(each for each in _files(*files, hide) if each.relative > TOLERANCE),
-        names,
-        any_rows=one_gpu or (foreign and not _same_rows(ours, theirs)),
-    )
-
-
-def _same_rows(ours: Recording, theirs: Sequence[Recording]) -> bool:
-    whole, parts = recording.batches_by_iterator(ours), [recording.batches_by_iterator(rank) for rank in theirs]
-    return all(
-        recording.is_union(batch, shards)
-        for iterator in whole
-        for batch, *shards in zip(whole[iterator], *(rank.get(iterator, []) for rank in parts))
+        _files(*files, hide),
+        any_rows=one_gpu or (foreign and not batches.same_rows(ours, theirs)),
     )
 
 
@@ -114,19 +101,16 @@ def _differing(original: str, converted: str) -> Iterator[LineDifference]:
     return (line for line in printed.differences(original, converted) if not line.is_rounding)
 
 
-def _logged(run: Recording) -> str:
-    return "".join(f"{text}\n" for text in run.logged)
-
-
 def _structure(original: Run, converted: Run, ranks: Sequence[Recording], foreign: bool) -> Iterator[Finding]:
     """What more than one rank of a script without the runtime does; the exit code."""
     for rank, theirs in enumerate(ranks[1:] if foreign else (), start=1):
         lines = converted.output(rank, "stdout").splitlines()
-        if theirs.wrote:
-            yield Finding("written", f"{theirs.wrote[0]} is written by rank {rank}, too{_and_more(theirs.wrote)}")
+        wrote = theirs.noted["wrote"]
+        if wrote:
+            yield Finding("written", f"{wrote[0]} is written by rank {rank}, too{_and_more(wrote)}")
         if lines:
             yield Finding("prints", f"rank {rank} prints, too: {lines[0]!r}{_and_more(lines)}")
-        if theirs.wrote or lines:
+        if wrote or lines:
             break
     if original.exit_code != converted.exit_code:
         yield Finding("exit", f"exit code {original.exit_code}, converted {converted.exit_code}")
@@ -140,10 +124,10 @@ def _outputs(run: Run) -> dict[str, Path]:
     return {name: path for name, path in run.files().items() if _EVENTS not in name}
 
 
-def _files(one: Mapping[str, Path], other: Mapping[str, Path], hide: Hiding) -> Iterator[FileDifference]:
-    theirs = {hide[1](name): path for name, path in other.items()}
-    for name in sorted(one.keys() | theirs.keys()):
-        if name in one and name in theirs:
-            yield from saved.differences(name, one[name], theirs[name], hide)
-        else:
-            yield FileDifference(name, f"only the {'original' if name in one else 'converted script'} writes it")
+def _files(one: Mapping[str, Path], other: Mapping[str, Path], hide: Hiding) -> Mapping[str, Sequence[FileDifference]]:
+    found: dict[str, Sequence[FileDifference]] = dict.fromkeys(sorted(one.keys() ^ other.keys()), ())
+    for name in sorted(one.keys() & other.keys()):
+        places = [each for each in saved.differences(name, one[name], other[name], hide) if each.relative > TOLERANCE]
+        if places:
+            found[name] = places
+    return found

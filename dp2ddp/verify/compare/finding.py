@@ -10,7 +10,7 @@ TOLERANCE = 1e-6
 #: Kinds of findings that rounding may explain, and random numbers that other rows draw.
 NUMBERS = frozenset({"input", "buffer", "output", "loss", "gradient", "parameter", "printed", "file"})
 #: Kinds that nothing excuses which an original doesn't do twice.
-STRUCTURE = frozenset({"exit", "keys", "calls", "written", "prints", "missing"})
+STRUCTURE = frozenset({"exit", "diverged", "keys", "calls", "written", "prints", "missing"})
 _SURE = 1e-2  # no factor that all numbers have is rounding if it is further from 1
 _MOST = 200  # characters that are shown of a value
 
@@ -20,8 +20,8 @@ class Finding:
     """Something in which the runs differ.
 
     Args:
-        kind: one word for programs: start, state, batch, shuffle, count, calls, mode, input, buffer, output, loss,
-            kept, gradient, setting, apart, parameter, exit, written, prints, printed, text, missing, keys,
+        kind: one word for programs: start, batch, shuffle, count, calls, diverged, mode, input, buffer, output,
+            loss, kept, gradient, setting, apart, parameter, exit, written, prints, printed, text, missing, keys,
             file.
         what: what differs, with both values.
         cause: the cause, where a single one fits; empty otherwise.

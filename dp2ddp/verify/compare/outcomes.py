@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from dp2ddp.verify.compare.finding import Finding, shown, times
+from dp2ddp.verify.compare.finding import Finding, shown
 from dp2ddp.verify.compare.saved import ONLY_IN, FileDifference
 
 if TYPE_CHECKING:
@@ -20,44 +20,40 @@ _NOT_THE_BATCH_S = "training is the same, so this is a number of one rank's rows
 
 def findings(comparison: Comparison) -> list[Finding]:
     """The first line that differs, and the files that do."""
-    lines, verb = comparison.lines, "printed"
-    if not lines:  # what is logged is printed as well, as a rule
-        lines, verb = comparison.logged, "logged"
-    return [*([_printed(lines, verb)] if lines else []), *_files(comparison)]
+    return [*([_printed(comparison.lines)] if comparison.lines else []), *_files(comparison)]
 
 
-def _printed(lines: Sequence[LineDifference], verb: str) -> Finding:
+def _printed(lines: Sequence[LineDifference]) -> Finding:
     first = lines[0]
     more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
-    what = f"{verb} line {first.line}: {shown(first.original)}, converted {shown(first.converted)}{more}"
+    what = f"printed line {first.line}: {shown(first.original)}, converted {shown(first.converted)}{more}"
     if first.original is None or first.converted is None:
         which = "original" if first.converted is None else "converted script"
         return Finding("missing", what, f"a line that only the {which} prints")
     if first.places is None:
         return Finding("text", what)
     size = max(math.inf if line.whole or line.places is None else line.relative for line in lines)
-    factor = f" ({times(first.factor)})" if first.factor else ""
-    return Finding("printed", what, _NOT_THE_BATCH_S + factor, size=size)
+    return Finding("printed", what, _NOT_THE_BATCH_S, size=size)
 
 
 def _files(comparison: Comparison) -> Iterator[Finding]:
     """Each file that differs, or that one side didn't write."""
-    wrong: dict[str, list[FileDifference]] = {}
-    for file in comparison.files:
-        wrong.setdefault(file.file, []).append(file)
-    for name, places in [*wrong.items()][:_MOST]:
-        writer = next((rank for rank, run in enumerate(comparison.recordings[2:], 1) if name in run.wrote), None)
+    for name, places in [*comparison.files.items()][:_MOST]:
+        ranks = enumerate(comparison.recordings[2:], start=1)
+        writer = next((rank for rank, run in ranks if name in run.noted["wrote"]), None)
         by_rank = "" if writer is None else f"rank {writer} writes it, too"
-        yield _file(name, places, by_rank)
-    if len(wrong) > _MOST:
-        yield Finding("file", f"{len(wrong) - _MOST} more files differ")
+        if places:
+            yield _file(name, places, by_rank)
+        elif name in comparison.original.files():
+            yield Finding("missing", f"{name}: only the original writes it", by_rank or _NOT_WRITTEN)
+        else:
+            yield Finding("missing", f"{name}: only the converted script writes it", by_rank)
+    if len(comparison.files) > _MOST:
+        yield Finding("file", f"{len(comparison.files) - _MOST} more files differ")
 
 
 def _file(name: str, places: Sequence[FileDifference], by_rank: str) -> Finding:
     more = f" (and {len(places) - 1} more places)" if len(places) > 1 else ""
-    if not places[0].is_place:
-        absent = "" if "converted" in places[0].where else _NOT_WRITTEN
-        return Finding("missing", f"{name}: {places[0].where}", by_rank or absent)
     keys = [place.where.partition(ONLY_IN)[0] for place in places if ONLY_IN in place.where]
     if keys:
         plain = {key.replace("module.", "") for key in keys}
@@ -65,5 +61,4 @@ def _file(name: str, places: Sequence[FileDifference], by_rank: str) -> Finding:
         return Finding("keys", f"{name}: {places[0].where}{more}", cause)
     size = max(place.relative for place in places)
     by = places[0].values or ("" if math.isinf(size) else f" differs by {size:.1e}")
-    factor = places[0].factor and f"it is {times(places[0].factor)}"
-    return Finding("file", f"{name}: {places[0].where}{by}{more}", by_rank or factor or "", size=size)
+    return Finding("file", f"{name}: {places[0].where}{by}{more}", by_rank, size=size)

@@ -28,8 +28,7 @@ class LineDifference:
 
     `places` is the largest difference of its numbers in units of the last printed digit; None where the text between
     the numbers differs, too. `whole` is set where the numbers that differ are integers, which rounding doesn't move;
-    `relative` is the largest relative difference of the numbers, `factor` what the converted script's are as a multiple
-    of the original's, if all of them are the same one.
+    `relative` is the largest relative difference of the numbers.
     """
 
     line: int
@@ -38,7 +37,6 @@ class LineDifference:
     places: float | None
     whole: bool = False
     relative: float = math.inf
-    factor: float | None = None
 
     @property
     def is_rounding(self) -> bool:
@@ -69,9 +67,7 @@ def _difference(line: int, ours: str | None, theirs: str | None) -> LineDifferen
     pairs = [(a, b) for a, b in zip(*map(NUMBER.findall, texts)) if a != b]
     whole = any(re.fullmatch(r"[-+]?\d+", a) and re.fullmatch(r"[-+]?\d+", b) for a, b in pairs)
     relative = max((abs(float(a) - float(b)) / abs(float(a)) if float(a) else math.inf for a, b in pairs), default=0.0)
-    factors = {round(float(b) / float(a), 3) if float(a) else math.inf for a, b in pairs}
-    known = len(factors) == 1 and all(math.isfinite(each) and each != 1 for each in factors)
-    return LineDifference(line, ours, theirs, _places(*texts), whole, relative, factors.pop() if known else None)
+    return LineDifference(line, ours, theirs, _places(*texts), whole, relative)
 
 
 def _places(ours: str, theirs: str) -> float | None:

@@ -22,22 +22,19 @@ Hiding = tuple[Callable[[str], str], Callable[[str], str]]
 ONLY_IN = " (only in the "
 _OF_CONTENT = ".data/serialization_id"  # a checksum of the other files
 _NUMPY = b"\x93NUMPY"
+_HELD = ("_parameters", "_buffers", "_modules")  # by a module
 
 
 @dataclass(frozen=True)
 class FileDifference:
-    """A file that is not the same in both runs, and where: a key, a line, or the whole file.
+    """Where a file is not the same in both runs: a key, a line, or the whole file.
 
-    `relative` is the relative difference there (see `relative_difference`); infinite where it isn't a number's. For
-    `factor` see `LineDifference`. `is_place`: whether both sides wrote the file. `values`: both, in words,
-    where they are no tensors.
+    `relative` is the relative difference there (see `relative_difference`); infinite where it isn't a number's.
+    `values`: both, in words, where they are no tensors.
     """
 
-    file: str
     where: str
     relative: float = math.inf
-    factor: float | None = None
-    is_place: bool = False
     values: str = ""
 
 
@@ -50,18 +47,17 @@ def relative_difference(ours: torch.Tensor, theirs: torch.Tensor, least: float =
         return math.inf
     if torch.equal(ours, theirs):
         return 0.0
-    wide = torch.complex128 if ours.is_complex() else torch.float64
-    a, b = ours.detach().to(wide), theirs.detach().to(wide)
-    nan = a.isnan()
-    if not torch.equal(nan, b.isnan()):
+    a, b = _wide(ours), _wide(theirs)
+    if not torch.equal(a.isnan(), b.isnan()):
         return math.inf
-    same = nan | (a == b)
-    zero = torch.zeros((), dtype=wide)
-    difference = float(torch.linalg.vector_norm(torch.where(same, zero, a - b)))
-    scale = max(float(torch.linalg.vector_norm(torch.where(nan, zero, a))), least * math.sqrt(a.numel()))
-    if difference == 0.0:
-        return 0.0
-    return difference / scale if scale and not math.isnan(difference) else math.inf
+    apart = torch.where((a == b) | a.isnan(), 0.0, a - b)
+    difference = float(torch.linalg.vector_norm(apart))
+    scale = max(float(torch.linalg.vector_norm(a.nan_to_num(0.0))), least * math.sqrt(a.numel()))
+    return 0.0 if not difference else difference / scale if scale and math.isfinite(difference) else math.inf
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).detach().double()
 
 
 def _size(tensor: torch.Tensor) -> float:
@@ -75,18 +71,18 @@ def differences(name: str, original: Path, converted: Path, hide: Hiding = (str,
         return  # (in the second case a script keeps a copy of itself)
     ours, theirs = _parts(original), _parts(converted)
     if ours is not None and theirs is not None:
-        yield from _by_part(name, ours, theirs, hide)
+        yield from _by_part(ours, theirs, hide)
         return
     try:
         texts = [path.read_text(encoding="utf-8") for path in (original, converted)]
     except UnicodeDecodeError:
-        yield FileDifference(name, "bytes", is_place=True)
+        yield FileDifference("bytes")
         return
     for line in printed.differences(hide[0](texts[0]), hide[1](texts[1])):
         if not line.is_rounding:
             where = f"line {line.line}: {shown(line.original)}, converted {shown(line.converted)}"
             size = math.inf if line.places is None or line.whole else line.relative
-            yield FileDifference(name, where, size, line.factor, is_place=True)
+            yield FileDifference(where, size)
 
 
 def _parts(path: Path) -> dict[str, Any] | None:
@@ -115,12 +111,12 @@ def _array(data: bytes) -> torch.Tensor | None:
         return None
 
 
-def _by_part(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], hide: Hiding) -> Iterator[FileDifference]:
+def _by_part(ours: Mapping[str, Any], theirs: Mapping[str, Any], hide: Hiding) -> Iterator[FileDifference]:
     tensors = [value for value in ours.values() if isinstance(value, torch.Tensor)]
     least = negligible(_size(tensor) for tensor in tensors if tensor.is_floating_point())
     for key in [*ours, *(key for key in theirs if key not in ours)]:
         if key not in ours or key not in theirs:
-            yield FileDifference(name, f"{key}{ONLY_IN}{'original' if key in ours else 'converted'})", is_place=True)
+            yield FileDifference(f"{key}{ONLY_IN}{'original' if key in ours else 'converted'})")
             continue
         one, other = ours[key], theirs[key]
         if isinstance(one, str) and isinstance(other, str):
@@ -129,8 +125,7 @@ def _by_part(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], hide
         if relative:
             is_tensor = isinstance(one, torch.Tensor)
             values = "" if is_tensor else f" is {shown(one)}, converted {shown(other)}"
-            factor = _factor(one, other) if is_tensor else None
-            yield FileDifference(name, key, relative, factor, is_place=True, values=values)
+            yield FileDifference(key, relative, values)
 
 
 def _leaf_difference(ours: Any, theirs: Any, least: float) -> float:
@@ -142,22 +137,11 @@ def _leaf_difference(ours: Any, theirs: Any, least: float) -> float:
     return 0.0 if same else math.inf
 
 
-def _factor(ours: torch.Tensor, theirs: torch.Tensor) -> float | None:
-    """What `theirs` is as a multiple of `ours`, if it is one, and not the same."""
-    if ours.shape != theirs.shape or not (ours.is_floating_point() and theirs.is_floating_point()):
-        return None
-    a, b = ours.detach().double().flatten(), theirs.detach().double().flatten()
-    square = float(a @ a)
-    factor = float(a @ b) / square if square else math.nan
-    left = float((b - factor * a).norm())
-    return factor if abs(factor - 1) > 1e-3 and left < 1e-3 * abs(factor) * math.sqrt(square) else None
-
-
 def _leaves(value: Any) -> dict[str, Any]:
     """What a checkpoint holds, flat: path of keys and indices to tensor, number, string or other object.
 
-    Of torch's modules: their parameters and persistent buffers, as a state dict names them. Of other objects,
-    and of modules whose class the script or a library defines: their attributes, too, and the class.
+    Of torch's modules: their parameters and buffers. Of other objects, and of modules whose class the script or a
+    library defines: their attributes, too, and the class.
     """
     found: dict[str, Any] = {}
     _collect(value, "", found, ())
@@ -174,61 +158,30 @@ def _collect(value: Any, path: str, found: dict[str, Any], above: tuple[Any, ...
     elif any(value is one for one in above):
         found[path] = "(itself)"
     else:
-        dotted = bool(above) and _is_module(value) and _is_module(above[-1])
         for step, item in items:
-            between = "" if not path or step.startswith(("[", "(")) else "." if dotted else "/"
+            between = "" if not path or step.startswith(("[", "(")) else "/"
             _collect(item, f"{path}{between}{step}", found, (*above, value))
-
-
-def _is_module(value: Any) -> bool:
-    return _has(value, {"_parameters", "_buffers", "_modules"})
-
-
-def _has(value: Any, keys: set[str]) -> bool:
-    return isinstance(value, Placeholder) and isinstance(value.state, Mapping) and keys <= value.state.keys()
 
 
 def _items(value: Any) -> list[tuple[str, Any]] | None:
     """The parts of `value` and the steps that lead to them; None: it has none."""
-    if isinstance(value, Placeholder):
-        return _placeholder_items(value)
-    if isinstance(value, Mapping):
-        return [(str(key), item) for key, item in value.items()]
+    if isinstance(value, Mapping):  # of parameters by their number, as in a state dict
+        names = (str(at if isinstance(key, torch.Tensor) else key) for at, key in enumerate(value))
+        return [*zip(names, value.values())]
     if isinstance(value, (list, tuple)):
         return _indexed("", value)
-    return None
-
-
-def _module_items(state: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    transient = state.get("_non_persistent_buffers_set", ())
-    buffers = {name: buffer for name, buffer in state["_buffers"].items() if name not in transient}
-    held = {**state["_parameters"], **buffers, **state["_modules"]}
-    return [(name, item) for name, item in held.items() if item is not None]
-
-
-def _placeholder_items(value: Placeholder) -> list[tuple[str, Any]]:
-    if _has(value, {"state", "param_groups"}):
-        return list(_optimizer_state(value.state).items())
+    if not isinstance(value, Placeholder):
+        return None
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    if _is_module(value) and kind.startswith("torch."):
-        return _module_items(value.state)
-    found: list[tuple[str, Any]] = [("(class)", kind), *_indexed("(made from)", value.arguments)]
-    found += _indexed("(items)", value.items)
-    if not isinstance(value.state, Mapping):
-        return [*found, *([("(state)", value.state)] if value.state is not None else [])]
-    own = value.state
-    if _is_module(value):
-        found += _module_items(own)
-        own = {name: item for name, item in own.items() if not name.startswith("_")}
-    return [*found, *((str(name), item) for name, item in own.items())]
-
-
-def _optimizer_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """An optimizer that was saved whole, as its `state_dict` would have it: parameters by their number."""
-    params = [param for group in state["param_groups"] for param in group["params"]]
-    number = {id(param): index for index, param in enumerate(params)}
-    groups = [{**group, "params": [number[id(param)] for param in group["params"]]} for group in state["param_groups"]]
-    return {"state": {number.get(id(key), key): value for key, value in state["state"].items()}, "param_groups": groups}
+    state = value.state if isinstance(value.state, Mapping) else {} if value.state is None else {"(state)": value.state}
+    if not state.keys() >= {*_HELD}:
+        made = [*_indexed("(made from)", value.arguments), *_indexed("(items)", value.items)]
+        return [("(class)", kind), *made, *((str(name), item) for name, item in state.items())]
+    held = [(name, item) for part in _HELD for name, item in state[part].items() if item is not None]
+    if kind.startswith("torch."):
+        return held
+    own = [(name, item) for name, item in state.items() if not name.startswith("_")]
+    return [("(class)", kind), *_indexed("(items)", value.items), *held, *own]
 
 
 def _indexed(name: str, values: Sequence[Any]) -> list[tuple[str, Any]]:

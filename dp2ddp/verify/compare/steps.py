@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from dp2ddp.verify.compare.finding import TOLERANCE
-from dp2ddp.verify.run.recording import Recording, Step
+from dp2ddp.verify.run.recording import Event, Recording
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def negligible(sizes: Iterable[float]) -> float:
 
 def differences(ours: Recording, theirs: Recording) -> list[StepDifference]:
     """After each step that both have made."""
-    return [_largest(ours, one, other, number) for number, (one, other) in enumerate(zip(ours.steps, theirs.steps), 1)]
+    return [_largest(*pair, number) for number, pair in enumerate(zip(ours.steps, theirs.steps), 1)]
 
 
 def apart(ranks: Sequence[Recording]) -> StepDifference | None:
@@ -51,40 +51,35 @@ def apart(ranks: Sequence[Recording]) -> StepDifference | None:
     return min(found, key=lambda each: each.step, default=None)
 
 
-def starts(ours: Recording, theirs: Sequence[Recording]) -> list[StepDifference]:
+def starts(ours: Recording, ranks: Sequence[Recording]) -> Iterator[StepDifference]:
     """Before each optimizer's first step: the ranks that differ from rank 0, then rank 0 from the original."""
-    pairs = [(f"rank 0 and rank {rank}", theirs[0], other) for rank, other in enumerate(theirs[1:], start=1)]
-    pairs.append(("the original and the converted script", ours, theirs[0]))
-    first: dict[int, int] = {}
-    for number, at in enumerate(ours.steps, start=1):
-        first.setdefault(at.optimizer, number)
-    found = []
-    for optimizer, number in first.items():
-        for who, one, other in pairs:
-            both = [run.starts.get(optimizer) for run in (one, other)]
+    pairs = [(f"rank 0 and rank {rank}", ranks[0], other) for rank, other in enumerate(ranks[1:], start=1)]
+    pairs.append(("the original and the converted script", ours, ranks[0]))
+    for optimizer in ours.starts:
+        for who, *both in pairs:
+            begins = [run.starts[optimizer] for run in both if optimizer in run.starts]
             # That it has other parameters is told by itself.
-            if both[0] and both[1] and len(both[0].slots) == len(both[1].slots):
-                found.append(replace(_largest(one, both[0], both[1], number), who=who))
-    return [each for each in found if each.relative > TOLERANCE]
+            if len(begins) == 2 and len(begins[0].slots) == len(begins[1].slots):
+                found = _largest(begins[0], begins[1], begins[0].step + 1)
+                if found.relative > TOLERANCE:
+                    yield replace(found, who=who)
 
 
-def _largest(ours: Recording, one: Step, other: Step, number: int) -> StepDifference:
+def _largest(one: Event, other: Event, number: int) -> StepDifference:
     """Parameters are matched by their order: names are for the reader, and wrapping changes them."""
-    layouts = [[(slot.dtype, slot.shape) for slot in step.slots] for step in (one, other)]
     if len(one.slots) != len(other.slots):
         return StepDifference(number, "the number of parameters", math.inf)
-    if layouts[0] == layouts[1] and one.sketches == other.sketches:
+    same = [slot[1:] == other_slot[1:] for slot, other_slot in zip(one.slots, other.slots)]
+    if all(same) and one.sketches == other.sketches:
         return StepDifference(number, "", 0.0)
-    sizes = [sketch[1] / math.sqrt(math.prod(slot.shape) or 1) for slot, sketch in zip(one.slots, one.sketches)]
-    least = negligible(sizes)
-    largest = StepDifference(number, "", 0.0)
-    for index, slot in enumerate(one.slots):
-        floor = least * math.sqrt(math.prod(slot.shape))
-        same = layouts[0][index] == layouts[1][index]
-        relative = _relative(one.sketches[index], other.sketches[index], floor) if same else math.inf
-        if relative > largest.relative:
-            largest = StepDifference(number, ours.called(slot), relative)
-    return largest
+    counts = [math.sqrt(math.prod(slot.shape)) for slot in one.slots]
+    least = negligible(sketch[1] / (count or 1) for count, sketch in zip(counts, one.sketches))
+    sizes = [
+        _relative(ours, theirs, least * count) if is_same else math.inf
+        for is_same, count, ours, theirs in zip(same, counts, one.sketches, other.sketches)
+    ]
+    worst = max(range(len(sizes)), key=sizes.__getitem__)
+    return StepDifference(number, one.slots[worst].name if sizes[worst] else "", sizes[worst])
 
 
 def _relative(ours: Sequence[float], theirs: Sequence[float], least: float) -> float:

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from dp2ddp.verify.compare import batches, settings, steps
+from dp2ddp.verify.compare import batches, steps
 from dp2ddp.verify.compare.finding import TOLERANCE, Finding, factor_of, relative, shown, times
 from dp2ddp.verify.compare.steps import StepDifference, negligible
 from dp2ddp.verify.run import recording
-from dp2ddp.verify.run.recording import Forward, Recording
+from dp2ddp.verify.run.recording import Event, Recording
 
 #: What an evaluation shows, too: where both train alike, it is no step's.
-_SEEN_IN_EVALUATIONS = frozenset({"batch", "shuffle", "calls", "mode", "input", "buffer", "output"})
+_SEEN_IN_EVALUATIONS = frozenset({"diverged", "batch", "shuffle", "calls", "mode", "input", "buffer", "output"})
 #: What a script that was written by hand may have otherwise, each by itself.
 _INDEPENDENT = frozenset({"start", "batch", "shuffle", "setting", "apart", "count"})
+_CALLED = {"lr": "lr (learning rate)", "weight_decay": "weight decay", "class": "the class"}
+_CAUSES = {
+    "class": "another optimizer",
+    "parameters": "the optimizer is given other parameters",
+    "trained": "a layer is frozen on one side only (`requires_grad`)",
+}
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,7 @@ class Sides:
         updates: how far the parameters are apart after each step.
         foreign: the converted script isn't made for this project's runtime.
         any_rows: ranks may have any rows of a batch: so what their replicas are given isn't compared.
+        diverged: what the runtime says of ranks that have come apart, at which the conversion has ended.
     """
 
     ours: Recording
@@ -37,6 +45,7 @@ class Sides:
     updates: Sequence[StepDifference]
     foreign: bool = False
     any_rows: bool = False
+    diverged: str = ""
 
     @property
     def theirs(self) -> Recording:
@@ -50,7 +59,8 @@ def differences(sides: Sides) -> list[Finding]:
     found.sort(key=lambda finding: finding.step or 0)  # stable: within a step in the order of the checks
     if all(each.relative <= TOLERANCE for each in sides.updates) and not any(_ended(sides)):
         found = [replace(each, step=None) if each.kind in _SEEN_IN_EVALUATIONS else each for each in found]
-    rest = [each for each in found[1:] if each.kind in _INDEPENDENT] if sides.foreign else []
+    independent = _INDEPENDENT if sides.foreign else {"diverged"}
+    rest = [each for each in found[1:] if each.kind in independent]
     first = {each.kind: each for each in reversed([*found[:1], *rest])}
     return [replace(each, at=_line(sides.ours, each)) for each in reversed(first.values())]
 
@@ -64,26 +74,15 @@ def _line(ours: Recording, finding: Finding) -> str | None:
 
 def _starts(sides: Sides) -> Iterator[Finding]:
     """Weights before an optimizer's first step: the ranks' among each other, then the two runs'."""
-    for each in steps.starts(sides.ours, sides.ranks)[:1]:
+    for each in steps.starts(sides.ours, sides.ranks):
         what = f"{each.who} start from other weights: {each.parameter} differs by {each.relative:.1e}"
         yield Finding("start", what, "", each.step, each.parameter, each.relative)
-
-
-def _states(sides: Sides) -> Iterator[Finding]:
-    """What an optimizer holds of earlier steps when it begins."""
-    for number, start in sides.ours.starts.items():
-        other = sides.theirs.starts.get(number)
-        if other is not None and not _alike(start.momentum, other.momentum):
-            at = next((step for step, each in enumerate(sides.ours.steps, 1) if each.optimizer == number), None)
-            none = "" if other.momentum else ": it has none"
-            what = f"optimizer {number + 1} begins with another state (momentum) than the original's{none}"
-            yield Finding("state", what, "a checkpoint is loaded on one side only", at)
-            return
+        return
 
 
 def _passed(sides: Sides) -> Iterator[Finding]:
     """The first step before which one side takes more batches, or calls `backward` more often."""
-    taken = [Counter(batch.step for batch in run.batches) for run in (sides.ours, sides.theirs)]
+    taken = [Counter(batch.step for batch in run.batches.values()) for run in (sides.ours, sides.theirs)]
     called = [Counter(loss.step for loss in run.losses) for run in (sides.ours, sides.theirs)]
     for step in range(min(len(sides.ours.steps), len(sides.theirs.steps))):
         for what, counts in (("batches that are taken", taken), ("calls of backward", called)):
@@ -101,55 +100,36 @@ def _more_or_less(a: int, b: int) -> str:
 
 def _calls(sides: Sides) -> Iterator[Finding]:
     """The first call of a wrapped model that one side doesn't make, or makes otherwise."""
-    ours, theirs = sides.ours, sides.theirs
-    if sides.foreign or not ours.forwards:
+    if sides.foreign or not sides.ours.forwards:
         return
-    models = [_models_by_step(run) for run in (ours, theirs)]
-    until = next((step for step in range(len(ours.steps) + 1) if models[0].get(step) != models[1].get(step)), math.inf)
-    others = {key: each for rank in sides.ranks for key, each in _numbered(rank)}
-    for key, one in _numbered(ours):
-        if one.step >= until:
-            break
-        other = others.get(key)
-        found = other and _call(sides, one, other)
+    ours, theirs = (
+        {(each.call, each.replica): each for run in runs for each in run.forwards}
+        for runs in ([sides.ours], sides.ranks)
+    )
+    for call, replica in sorted({*ours, *theirs}):
+        one, other = ours.get((call, replica)), theirs.get((call, replica))
+        if one and other and (one.model, one.step) == (other.model, other.step):
+            found = _call(sides, one, other)
+        else:  # a batch of few rows leaves the last replicas out, where a rank goes through the call all the same
+            found = None if replica else _other_calls(sides, min(each.step for each in (one, other) if each))
         if found:
             yield found
             return
-    if until < math.inf:
-        a, b = (side.get(int(until), Counter()) for side in models)
-        names = [", ".join(f"{name} ({count})" for name, count in side.items()) or "none" for side in (a, b)]
-        missing = next(iter(a - b), None)
-        cause = f"{missing} isn't wrapped there, or is called past its wrapper" if missing else ""
-        what = f"wrapped models that run, and how often: {names[0]}; converted: {names[1]}"
-        yield Finding("calls", what, cause, int(until) + 1)
 
 
-def _models_by_step(run: Recording) -> Mapping[int, Counter[str]]:
-    found: dict[int, Counter[str]] = {}
-    for key, each in _numbered(run):
-        if key[1] == _first_replica(run, each.model):
-            found.setdefault(each.step, Counter())[each.model] += 1
-    return found
+def _other_calls(sides: Sides, step: int) -> Finding:
+    a, b = (
+        Counter(each.model for each in run.forwards if each.step == step and not each.replica)
+        for run in (sides.ours, sides.theirs)
+    )
+    names = [", ".join(f"{name} ({count})" for name, count in side.items()) or "none" for side in (a, b)]
+    missing = next(iter(a - b), None)
+    cause = f"{missing} isn't wrapped there, or is called past its wrapper" if missing else ""
+    what = f"wrapped models that run, and how often: {names[0]}; converted: {names[1]}"
+    return Finding("calls", what, cause, step + 1)
 
 
-def _first_replica(run: Recording, model: str) -> int:
-    return next(each.replica for each in run.forwards if each.model == model)
-
-
-def _numbered(run: Recording) -> Iterator[tuple[tuple[str, int, int], Forward]]:
-    """Each call with its model, replica and number.
-
-    A batch of too few rows leaves the original's last replicas out, where a rank goes through the call all the same:
-    so it is the calls of the model that are counted, by the process's first replica, and not each replica's.
-    """
-    counts: Counter[str] = Counter()
-    first: dict[str, int] = {}
-    for each in run.forwards:
-        counts[each.model] += each.replica == first.setdefault(each.model, each.replica)
-        yield (each.model, each.replica, counts[each.model]), each
-
-
-def _call(sides: Sides, one: Forward, other: Forward) -> Finding | None:
+def _call(sides: Sides, one: Event, other: Event) -> Finding | None:
     """What differs in a call: the mode, what the model is given, its buffers, what it returns."""
     step, on = one.step + 1, f" on rank {one.replica}" if one.replica else ""
     if one.modes != other.modes:
@@ -186,10 +166,6 @@ def _sums_apart(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float
     return max((math.inf if math.isnan(each) else each for each in found), default=0.0)
 
 
-def _alike(ours: Sequence[float], theirs: Sequence[float]) -> bool:
-    return len(ours) == len(theirs) and all(relative(a, b) <= 1e-4 for a, b in zip(ours, theirs))
-
-
 def _losses(sides: Sides) -> Iterator[Finding]:
     """The first loss that isn't the original's; and the first `backward` that adds to gradients on one side only."""
     ours, theirs = sides.ours.losses, recording.global_losses(sides.ranks)
@@ -218,23 +194,63 @@ def _losses(sides: Sides) -> Iterator[Finding]:
             return
 
 
-def _gradients(sides: Sides) -> Iterator[Finding]:
-    """The first step at which the gradients' norms differ."""
+def _first(check: Callable[[Sides, int, Event, Event], Finding | None], sides: Sides) -> Iterator[Finding]:
+    """Of the steps that both have made, the first at which a check of it (from 1) finds something."""
     for number, (one, other) in enumerate(zip(sides.ours.steps, sides.theirs.steps), start=1):
-        if len(one.gradients) != len(other.gradients):
-            return  # other parameters, which is told by itself
-        pairs = [(a or 0.0, b or 0.0) for a, b in zip(one.gradients, other.gradients)]
-        least = negligible(a for a, _ in pairs)
-        sizes = [abs(a - b) / max(a, b, least) if a != b else 0.0 for a, b in pairs]
-        sizes = [math.inf if math.isnan(size) else size for size in sizes]
-        worst = max(range(len(sizes)), key=lambda index: sizes[index], default=0)
-        if sizes and sizes[worst] > TOLERANCE:
-            factor = _common_factor(_norms(sides, number - 1))
-            name, (a, b) = sides.ours.called(one.slots[worst]), pairs[worst]
-            what = f"the gradient of {name} has norm {shown(a)}, converted {shown(b)}"
-            cause = f"all gradients are {times(factor)}" if factor else ""
-            yield Finding("gradient", what, cause, number, name, sizes[worst], None, factor)
+        found = check(sides, number, one, other)
+        if found is not None:
+            yield found
             return
+
+
+def _setting(sides: Sides, number: int, one: Event, other: Event) -> Finding | None:
+    """What an optimizer's groups are set to: learning rates, weight decay, momentum, ..."""
+    of = f"of optimizer {one.optimizer + 1}"
+    if len(one.settings) != len(other.settings):
+        what = f"the number of parameter groups {of} is {len(one.settings)}, converted {len(other.settings)}"
+        return Finding("setting", what, "", number)
+    for group, (ours, theirs) in enumerate(zip(one.settings, other.settings), start=1):
+        for name in {**ours, **theirs}:
+            a, b = ours.get(name), theirs.get(name)
+            if not _is_alike(a, b):
+                what = f"{_CALLED.get(name, name)} of parameter group {group} {of} is {shown(a)}, converted {shown(b)}"
+                return Finding("setting", what, _cause(name, a, b, len(sides.ranks)), number)
+    return None
+
+
+def _cause(name: str, original: Any, converted: Any, ranks: int) -> str:
+    if name in _CAUSES or not all(type(value) in (int, float) for value in (original, converted)):
+        return _CAUSES.get(name, "")
+    factor = factor_of(original, converted)
+    if factor is not None and ranks > 1 and math.isclose(factor, ranks):
+        return "it is multiplied by the number of ranks"
+    return f"it is {times(factor)}" if factor else ""
+
+
+def _is_alike(a: Any, b: Any) -> bool:
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_is_alike, a, b))
+    if isinstance(a, float) and isinstance(b, float):
+        return relative(a, b) <= TOLERANCE
+    return bool(a == b)
+
+
+def _gradient(sides: Sides, number: int, one: Event, other: Event) -> Finding | None:
+    """The gradients' norms."""
+    if len(one.gradients) != len(other.gradients):
+        return None  # other parameters, which is told by itself
+    pairs = [(a or 0.0, b or 0.0) for a, b in zip(one.gradients, other.gradients)]
+    least = negligible(a for a, _ in pairs)
+    sizes = [abs(a - b) / max(a, b, least) if a != b else 0.0 for a, b in pairs]
+    sizes = [math.inf if math.isnan(size) else size for size in sizes]
+    worst = max(range(len(sizes)), key=sizes.__getitem__, default=None)
+    if worst is None or sizes[worst] <= TOLERANCE:
+        return None
+    factor = _common_factor(_norms(sides, number - 1))
+    name, (a, b) = one.slots[worst].name, pairs[worst]
+    what = f"the gradient of {name} has norm {shown(a)}, converted {shown(b)}"
+    cause = f"all gradients are {times(factor)}" if factor else ""
+    return Finding("gradient", what, cause, number, name, sizes[worst], None, factor)
 
 
 def _norms(sides: Sides, step: int) -> list[tuple[float, float]]:
@@ -275,42 +291,35 @@ def _ended(sides: Sides) -> Iterator[Finding]:
     """What one side does more often than the other, or in another precision."""
     ours, theirs = sides.ours, sides.theirs
     least = min(len(ours.steps), len(theirs.steps)) + 1
-    pairs = (
-        ("optimizer steps", len(ours.steps), len(theirs.steps)),
-        ("calls of backward", len(ours.losses), len(theirs.losses)),
-    )
-    for what, a, b in pairs:
+    for what in ("optimizer steps", "calls of backward"):
+        a, b = (len(run.steps if what == "optimizer steps" else run.losses) for run in (ours, theirs))
         if a != b:
             yield Finding("count", f"{a} {what}, converted {b}", "", least)
     if ours.mixed != theirs.mixed:
-        yield Finding(
-            "count", f"autocast to {ours.mixed or 'nothing'}, converted to {theirs.mixed or 'nothing'}", "", 1
-        )
-    for number, (one, other) in enumerate(zip(ours.scales, theirs.scales), start=1):
-        if one != other:
-            what = f"the scale of a GradScaler is {one:g} after update {number}, converted {other:g}"
-            yield Finding("count", what, "", number)
-            return
+        what = f"autocast to {ours.mixed or 'nothing'}, converted to {theirs.mixed or 'nothing'}"
+        yield Finding("count", what, "", 1)
+
+
+def _diverged(sides: Sides) -> Iterator[Finding]:
+    if sides.diverged:
+        step = min(len(each.steps) for each in sides.ranks) + 1
+        yield Finding("diverged", f"the conversion ends: {sides.diverged}", "", step)
 
 
 def _batches(sides: Sides) -> Iterator[Finding]:
     yield from batches.differences(sides.ours, sides.ranks, any_order=sides.foreign)
 
 
-def _settings(sides: Sides) -> Iterator[Finding]:
-    yield from settings.differences(sides.ours, sides.theirs, len(sides.ranks))
-
-
 #: In the order of a step.
 _CHECKS: Any = (
+    _diverged,
     _batches,
     _starts,
     _passed,
-    _settings,
-    _states,
+    partial(_first, _setting),
     _calls,
     _losses,
-    _gradients,
+    partial(_first, _gradient),
     _apart,
     _parameters,
     _ended,

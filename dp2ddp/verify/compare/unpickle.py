@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import pickle
+import re
 import zipfile
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
@@ -17,27 +18,14 @@ from typing import Any
 
 import torch
 
-# What is called, or made an object of, when a file says so. None of it runs code, opens files or imports.
-_BUILTINS = "bool bytearray bytes complex dict float frozenset int list object range set slice str tuple".split()
-_REBUILDS = (
-    "_rebuild_tensor _rebuild_tensor_v2 _rebuild_parameter _rebuild_parameter_with_state _rebuild_sparse_tensor "
-    "_rebuild_qtensor _rebuild_meta_tensor_no_storage _rebuild_nested_tensor _rebuild_device_tensor_from_numpy "
-    "_rebuild_device_tensor_from_cpu_tensor"
-).split()
-_TORCH = "Size device dtype Tensor".split()
-_NUMPY_ARRAYS = ("numpy.core.multiarray", "numpy._core.multiarray")  # before NumPy 2, and since
-_KNOWN = {
-    *((module, name) for module in ("builtins", "__builtin__") for name in _BUILTINS),
-    *(("collections", name) for name in ("OrderedDict", "defaultdict", "deque", "Counter")),
-    ("_codecs", "encode"),
-    *(("torch._utils", name) for name in _REBUILDS),
-    *(("torch", name) for name in _TORCH),
-    *(("torch.nn.parameter", name) for name in ("Parameter", "Buffer")),
-    *(("torch.storage", name) for name in ("UntypedStorage", "TypedStorage")),
-    ("torch.serialization", "_get_layout"),
-    *((module, name) for module in _NUMPY_ARRAYS for name in ("_reconstruct", "scalar")),
-    *(("numpy", name) for name in ("ndarray", "dtype")),
-}
+#: What is called, or made an object of, when a file says so. None of it runs code, opens files or imports.
+_HARMLESS = re.compile(
+    r"(builtins|__builtin__)\.(bool|bytearray|bytes|complex|dict|float|frozenset|int|list|object|range|set|slice|str"
+    r"|tuple)|collections\.(OrderedDict|defaultdict|deque|Counter)|_codecs\.encode|torch\._utils\._rebuild_\w+"
+    r"|torch\.(Size|device|dtype|Tensor|\w+Storage|nn\.parameter\.(Parameter|Buffer)|serialization\._get_layout"
+    r"|storage\.(Untyped|Typed)Storage)|numpy\.(_?core\.multiarray\.(_reconstruct|scalar)|ndarray|dtype"
+    r"|dtypes\.\w+DType)"
+)
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -59,10 +47,7 @@ def _load(file: Any, **options: Any) -> Any:
 
 
 class _Kind(type):
-    """The class of a placeholder: of what the script calls `module.name`.
-
-    What is asked of it (a nested class, a function of the class) is a placeholder, too.
-    """
+    """The class of a placeholder: of what the script calls `module.name`. A class within it is one, too."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -126,19 +111,11 @@ class _Unpickler(pickle.Unpickler):
             return _reconstructed
         if name == "getattr" and module in ("builtins", "__builtin__"):  # a class within a class
             return _attribute
-        if (module, name) not in _KNOWN and not _is_dtype(module, name):
-            return _placeholder(module, name)
-        try:
-            return super().find_class(module, name)
-        except (AttributeError, ImportError):  # of another version
-            return _placeholder(module, name)
-
-
-def _is_dtype(module: str, name: str) -> bool:
-    """`torch.float32`, `torch.strided`, `torch.FloatStorage`; `numpy.dtypes.Float64DType`."""
-    if "." in name:  # an attribute of one
-        return False
-    if module == "torch":
-        kind = getattr(torch, name, None)
-        return isinstance(kind, (torch.dtype, torch.layout, torch.memory_format)) or name.endswith("Storage")
-    return module == "numpy.dtypes" and name.endswith("DType")
+        kinds = torch.dtype, torch.layout, torch.memory_format
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), kinds)
+        if is_dtype or _HARMLESS.fullmatch(f"{module}.{name}"):
+            try:
+                return super().find_class(module, name)
+            except (AttributeError, ImportError):  # of another version
+                pass
+        return _placeholder(module, name)

@@ -3,9 +3,8 @@
 A script that says `.cuda()`, `"cuda:0"` or `torch.device("cuda")` goes on as on a GPU machine: a `torch.device` keeps
 the type that the script gave it, and whatever is to be put there is put on the CPU.
 
-What `tensor.is_cuda` answers isn't followed tensor by tensor: from the first time on that the script puts anything on a
-CUDA device, all tensors say yes. A converted script and its original then agree on every guard of that kind, and a
-script that is told to stay on the CPU (`--no-cuda`) still finds it there.
+What `tensor.is_cuda` answers isn't followed tensor by tensor: to the script all say yes. A converted script and its
+original then agree on every guard of that kind.
 """
 
 from __future__ import annotations
@@ -22,10 +21,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-_TYPED = (  # torch.cuda.FloatTensor and the like
-    "FloatTensor DoubleTensor HalfTensor BFloat16Tensor ByteTensor CharTensor ShortTensor IntTensor LongTensor "
-    "BoolTensor"
-).split()
 CPU = torch.device("cpu")
 _KEPT_WHERE_IT_IS = {Tensor.cuda, Tensor.pin_memory}
 _ASKS_WHERE = Tensor.is_cuda.__get__  # type: ignore[attr-defined]
@@ -47,15 +42,9 @@ def is_cuda(place: Any) -> bool:
 
 
 class _Devices:
-    """What the script knows of them: whether it has put anything there, and which is current."""
+    """What the script knows of them: which is current."""
 
-    in_use: ClassVar[bool] = False
     current: ClassVar[int] = 0
-
-
-def put_to_use() -> None:
-    """Note that the script has put something on a CUDA device."""
-    _Devices.in_use = True
 
 
 @contextlib.contextmanager
@@ -97,12 +86,10 @@ class OnCPU(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.cuda:
             if func == _ASKS_WHERE:
-                return _Devices.in_use and asked_by_script(sys._getframe(1))
-            if func is Tensor.get_device and _Devices.in_use and asked_by_script(sys._getframe(1)):
+                return asked_by_script(sys._getframe(1))
+            if func is Tensor.get_device and asked_by_script(sys._getframe(1)):
                 return _Devices.current
             if func in _KEPT_WHERE_IT_IS:
-                if func is Tensor.cuda:
-                    put_to_use()
                 return args[0]
             args, kwargs = _moved(func, args, kwargs)
         if not self.float64 or sys._getframe(1).f_globals.get("__name__") in _KEEP_FLOAT32:
@@ -121,26 +108,18 @@ def _moved(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     if func is torch.device:
         return args, kwargs
     if is_cuda(kwargs.get("device")) or (func is not Tensor.to and _is_index(kwargs.get("device"))):
-        kwargs = {**kwargs, "device": here()}
+        kwargs = {**kwargs, "device": CPU}
     if func is Tensor.to:
-        args = tuple(here() if i and (is_cuda(arg) or _is_index(arg)) else arg for i, arg in enumerate(args))
+        args = tuple(CPU if i and (is_cuda(arg) or _is_index(arg)) else arg for i, arg in enumerate(args))
     elif func is Tensor.type:
         args = tuple(untyped(arg) if isinstance(arg, str) else arg for arg in args)
     elif any(type(arg) is torch.device for arg in args):
-        args = tuple(here() if is_cuda(arg) else arg for arg in args)
+        args = tuple(CPU if is_cuda(arg) else arg for arg in args)
     return args, kwargs
-
-
-def here() -> torch.device:
-    """The CPU, where a script said CUDA."""
-    put_to_use()
-    return CPU
 
 
 def untyped(kind: str) -> str:
     """`torch.FloatTensor` for `torch.cuda.FloatTensor`."""
-    if kind.startswith("torch.cuda."):
-        put_to_use()
     return kind.replace("torch.cuda.", "torch.")
 
 
@@ -178,10 +157,9 @@ def without_cuda(devices: int) -> None:
     """
     for name, value in {**_answers(devices), **_effects()}.items():
         setattr(torch.cuda, name, value)
-    for name in _TYPED:
-        setattr(torch.cuda, name, getattr(torch, name))
-    if hasattr(torch, "accelerator"):
-        _stand_in_for_accelerator(devices)
+    for name in dir(torch):
+        if name.endswith("Tensor"):  # torch.cuda.FloatTensor and the like
+            setattr(torch.cuda, name, getattr(torch, name))
     _replace_functions()
     _mix_on_cpu()
     for message in (".*pin_memory.*no accelerator", ".*CUDA is not available"):
@@ -207,12 +185,10 @@ def _answers(devices: int) -> dict[str, Any]:
         "is_bf16_supported": lambda including_emulation=True: True,
         "get_rng_state": lambda device="cuda": torch.get_rng_state(),
         "get_rng_state_all": lambda: [torch.get_rng_state() for _ in range(devices)],
-        "memory_summary": lambda device=None, abbreviated=False: "",
-        "memory_stats": lambda device=None: {},
         **{
             name: lambda device=None: 0
             for name in "memory_allocated max_memory_allocated memory_reserved max_memory_reserved memory_cached "
-            "max_memory_cached utilization".split()
+            "max_memory_cached".split()
         },
     }
 
@@ -222,32 +198,10 @@ def _is_available() -> bool:
     return asked_by_script(sys._getframe(1))
 
 
-def _stand_in_for_accelerator(devices: int) -> None:
-    """`torch.accelerator` names the same devices to the script; torch's own loaders find none, as there are none."""
-    answers: dict[str, Callable[..., Any]] = {
-        "is_available": lambda: True,
-        "device_count": lambda: devices,
-        "current_accelerator": lambda check_available=False: torch.device("cuda"),
-        "current_device_index": lambda: torch.cuda.current_device(),
-        "set_device_index": lambda device: torch.cuda.set_device(device),
-        "synchronize": lambda device=None: None,
-    }
-    for name, answer in answers.items():
-        setattr(torch.accelerator, name, _to_script(answer, getattr(torch.accelerator, name)))
-
-
-def _to_script(answer: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    def function(*args: Any, **kwargs: Any) -> Any:
-        return (answer if asked_by_script(sys._getframe(1)) else original)(*args, **kwargs)
-
-    return function
-
-
 def _effects() -> dict[str, Any]:
     """What scripts tell the devices to do: nothing, or what a CPU can do."""
-    nothing = "synchronize empty_cache ipc_collect init manual_seed manual_seed_all seed seed_all set_rng_state "
-    nothing += "set_rng_state_all reset_peak_memory_stats reset_max_memory_allocated reset_max_memory_cached "
-    nothing += "set_per_process_memory_fraction"
+    nothing = "synchronize empty_cache init manual_seed manual_seed_all seed seed_all set_rng_state set_rng_state_all "
+    nothing += "reset_peak_memory_stats reset_max_memory_allocated set_per_process_memory_fraction"
     return {
         # Each its own function: torch._dynamo keeps them in a table, by identity.
         **{name: lambda *args, **kwargs: None for name in nothing.split()},
@@ -257,12 +211,6 @@ def _effects() -> dict[str, Any]:
         "current_stream": lambda device=None: _Stream(),
         "default_stream": lambda device=None: _Stream(),
     }
-
-
-def _stay(storage: Any, *args: Any, **kwargs: Any) -> Any:
-    """`storage.cuda()`."""
-    put_to_use()
-    return storage
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
@@ -322,7 +270,7 @@ def _replace_functions() -> None:
 
     storages: tuple[Any, ...] = (torch.UntypedStorage, torch.TypedStorage)
     for storage in storages:
-        storage.cuda = _stay
+        storage.cuda = lambda self, *args, **kwargs: self
     generator = torch.Generator
     torch.Generator = _Kind("Generator", (), {})  # type: ignore[assignment,misc]
 
@@ -346,35 +294,28 @@ def _place(place: Any) -> Any:
     """A device or a `map_location` (which may be a dict, too) without CUDA."""
     if isinstance(place, dict):
         return {key: _place(value) for key, value in place.items()}
-    return str(here()) if is_cuda(place) else place
+    return str(CPU) if is_cuda(place) else place
 
 
 def _mix_on_cpu() -> None:
     """CUDA's mixed precision: `autocast` in bfloat16, whatever dtype it was given, and a `GradScaler` that scales.
 
-    torch switches both off where it finds no driver. (Before torch 2.3 there is no `GradScaler` for the CPU, and it
-    stays off.) `torch.cuda.amp`'s classes derive from these.
+    torch switches both off where it finds no driver. (Before torch 2.3 no `GradScaler` takes a device: it stays off.)
+    `torch.cuda.amp`'s classes derive from these.
     """
-    _redirect_autocast(torch.autocast)
-    if hasattr(torch.amp, "GradScaler"):
-        _redirect_scaler(torch.amp.GradScaler)
+    casting: Any = torch.autocast
+    scaling: Any = getattr(torch.amp, "GradScaler", None)
+    cast = casting.__init__
 
+    def autocast(self: Any, device_type: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+        place = ("cpu", torch.bfloat16) if is_cuda(device_type) else (device_type, dtype)
+        cast(self, *place, *args, **kwargs)
 
-def _redirect_autocast(kind: Any) -> None:
-    original = kind.__init__
+    casting.__init__ = autocast
+    if scaling is not None:
+        scale = scaling.__init__
 
-    def init(self: Any, device_type: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
-        if is_cuda(device_type):
-            device_type, dtype = "cpu", torch.bfloat16
-        original(self, device_type, dtype, *args, **kwargs)
+        def scaler(self: Any, device: Any = "cuda", *args: Any, **kwargs: Any) -> None:
+            scale(self, "cpu" if is_cuda(device) else device, *args, **kwargs)
 
-    kind.__init__ = init
-
-
-def _redirect_scaler(kind: Any) -> None:
-    original = kind.__init__
-
-    def init(self: Any, device: Any = "cuda", *args: Any, **kwargs: Any) -> None:
-        original(self, "cpu" if is_cuda(device) else device, *args, **kwargs)
-
-    kind.__init__ = init
+        scaling.__init__ = scaler

@@ -9,43 +9,33 @@ script's own stream, whose numbers are compared as they are.)
 
 from __future__ import annotations
 
-import ctypes
 import random
-import sys
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial, wraps
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from dp2ddp_runtime import streams
 from torch.utils.data import DataLoader, dataloader
-from torch.utils.data._utils import fetch
+from torch.utils.data._utils import fetch, worker
+
+_BASE_SEED = 8  # of a worker's arguments; what is given there is the number of the pass
+_worker_loop: Callable[..., None] = worker._worker_loop
+_fetch_as_it_is: Callable[..., Any] = fetch._MapDatasetFetcher.fetch
 
 
-@dataclass(frozen=True)
-class LoadOrder:
-    """What a worker is to load.
+class _Draws:
+    """What samples draw by, in this process, beside their index.
 
     Attributes:
-        index: a sample's index, or a batch's.
-        passes: what the draws depend on beside the index: how often the data set was gone through.
-        batch: its number in this pass.
+        passes: how often the data set was gone through; None: they draw as they do.
+        moved: whether the loader's `worker_init_fn` has seeded anything. Which numbers it gives is a worker's business,
+            whose samples are chance. That it does decides what is drawn.
     """
 
-    index: Any
-    passes: int
-    batch: int
-
-    def __reduce__(self) -> Any:
-        return _order_in_worker, (self.index, self.passes, self.batch)
-
-
-def _order_in_worker(index: Any, passes: int, batch: int) -> LoadOrder:
-    """In a worker that isn't forked nothing is installed yet."""
-    _install_in_worker()
-    return LoadOrder(index, passes, batch)
+    passes: ClassVar[int | None] = None
+    moved: ClassVar[bool] = False
 
 
 def install(everywhere: bool = False) -> None:
@@ -54,142 +44,77 @@ def install(everywhere: bool = False) -> None:
     Args:
         everywhere: without workers, too: for scripts whose ranks don't draw as one process does.
     """
-    _install_in_worker()
-    passes = _Passes(everywhere)
-    kind: Any = dataloader._BaseDataLoaderIter
-    _replace(DataLoader, "__init__", _watching_seeds)
-    reset, next_index = kind._reset, kind._next_index
+    make, start = DataLoader.__init__, dataloader._BaseDataLoaderIter.__init__
+    seen: dict[int, tuple[Any, int]] = {}  # by id; the data set is kept, so that no other one gets its id
 
-    def begin(iterator: Any, *args: Any, **kwargs: Any) -> None:
-        passes.begin(iterator)
-        reset(iterator, *args, **kwargs)
+    @wraps(make)
+    def init(loader: Any, *args: Any, **kwargs: Any) -> None:
+        make(loader, *args, **kwargs)
+        if loader.worker_init_fn is not None:
+            loader.worker_init_fn = _Start(loader.worker_init_fn)
 
-    kind._reset = begin
-    kind._next_index = lambda iterator: passes.order(iterator, next_index(iterator))
+    def begin(iterator: Any, loader: Any) -> None:
+        start(iterator, loader)  # which draws the base seed
+        passes = seen.get(id(loader.dataset), (None, 0))[1] + 1
+        seen[id(loader.dataset)] = loader.dataset, passes
+        iterator._base_seed = passes
+        if everywhere:
+            _Draws.passes = passes
 
-
-class _Passes:
-    """Counts how often each data set is gone through."""
-
-    def __init__(self, everywhere: bool) -> None:
-        self._everywhere = everywhere
-        self._seen: dict[int, tuple[Any, int]] = {}  # by id; the data set is kept, so that no other one gets its id
-
-    def order(self, iterator: Any, index: Any) -> Any:
-        """What `iterator` tells a worker to load, where it would be `index`."""
-        if not (iterator._num_workers or self._everywhere):
-            return index
-        if not hasattr(iterator, "_dp2ddp_pass"):
-            self.begin(iterator)
-        number = iterator._dp2ddp_batches
-        iterator._dp2ddp_batches += 1
-        return LoadOrder(index, iterator._dp2ddp_pass, number)
-
-    def begin(self, iterator: Any) -> None:
-        """A pass begins."""
-        data = iterator._dataset
-        _, passes = self._seen.get(id(data), (data, 0))
-        self._seen[id(data)] = (data, passes + 1)
-        iterator._dp2ddp_pass, iterator._dp2ddp_batches = passes + 1, 0
+    loader_class, iterator_class, working = cast(Any, (DataLoader, dataloader._BaseDataLoaderIter, worker))
+    loader_class.__init__, iterator_class.__init__, working._worker_loop = init, begin, _work
+    fetch._MapDatasetFetcher.fetch = _fetch  # type: ignore[method-assign]
 
 
-def _install_in_worker() -> None:
-    if not hasattr(fetch._MapDatasetFetcher.fetch, "__wrapped__"):
-        _replace(fetch._MapDatasetFetcher, "fetch", _fetching)
-        _replace(fetch._IterableDatasetFetcher, "fetch", _fetching_next)
-
-
-def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    setattr(owner, name, make(getattr(owner, name)))
-
-
-class _Seeding:
-    """A `worker_init_fn` of the script's; notes which of the global generators it has moved.
-
-    Which numbers it gives them is a worker's business, whose samples are chance. That it does decides what is drawn.
-    """
-
-    moved: ClassVar[tuple[bool, ...]] = ()
+class _Start:
+    """A `worker_init_fn` of the script's."""
 
     def __init__(self, begin: Callable[[int], None]) -> None:
         self._begin = begin
 
-    def __call__(self, worker: int) -> None:
-        before = _generators()
-        self._begin(worker)
-        _Seeding.moved = tuple(one != other for one, other in zip(before, _generators()))
+    def __call__(self, number: int) -> None:
+        before = streams.Position()
+        self._begin(number)
+        _Draws.moved = before.moved
 
 
-def _watching_seeds(init: Callable[..., None]) -> Callable[..., None]:
-    @wraps(init)
-    def make(loader: Any, *args: Any, **kwargs: Any) -> None:
-        init(loader, *args, **kwargs)
-        if loader.worker_init_fn is not None:
-            loader.worker_init_fn = _Seeding(loader.worker_init_fn)
-
-    return make
+def _work(*arguments: Any) -> None:
+    """What a worker runs. In one that isn't forked nothing is installed yet."""
+    fetch._MapDatasetFetcher.fetch = _fetch  # type: ignore[method-assign]
+    _Draws.passes = arguments[_BASE_SEED]
+    _worker_loop(*arguments)
 
 
-def _fetching_next(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """An iterable data set draws as it goes, alike on all ranks, for each of them loads all of it."""
-
-    @wraps(original)
-    def load(fetcher: Any, order: Any) -> Any:
-        return original(fetcher, order.index if isinstance(order, LoadOrder) else order)
-
-    return load
-
-
-def _fetching(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    @wraps(original)
-    def load(fetcher: Any, order: Any) -> Any:
-        if not isinstance(order, LoadOrder):
-            return original(fetcher, order)
-        draws = _Draws(fetcher.dataset, (order.passes, *_Seeding.moved))
-        if not fetcher.auto_collation:
-            data = draws.seeded(order.index, lambda: fetcher.dataset[order.index])
-        else:
-            data = [draws.seeded(index, partial(_sample, fetcher.dataset, index)) for index in order.index]
-        # A collate_fn that draws is given the whole batch on every rank.
-        return draws.seeded(("batch", order.batch), lambda: fetcher.collate_fn(data))
-
-    return load
+def _fetch(fetcher: Any, order: Any) -> Any:
+    dataset = fetcher.dataset
+    if _Draws.passes is None:
+        return _fetch_as_it_is(fetcher, order)
+    generators = streams.generators_in(dataset)
+    if not fetcher.auto_collation:
+        data = _seeded(generators, order, lambda: dataset[order])
+    elif getattr(dataset, "__getitems__", None):
+        data = [_seeded(generators, index, partial(dataset.__getitems__, [index]))[0] for index in order]
+    else:
+        data = [_seeded(generators, index, partial(dataset.__getitem__, index)) for index in order]
+    # A collate_fn that draws is given the whole batch on every rank.
+    batch = [*map(_plain, order)] if fetcher.auto_collation else order
+    return _seeded(generators, ("batch", batch), lambda: fetcher.collate_fn(data))
 
 
-def _sample(dataset: Any, index: Any) -> Any:
-    if getattr(dataset, "__getitems__", None):
-        return dataset.__getitems__([index])[0]
-    return dataset[index]
-
-
-class _Draws:
-    """The generators from which a data set may draw: the global ones, and its own.
-
-    Args:
-        dataset: the data set.
-        key: what all draws depend on.
-    """
-
-    def __init__(self, dataset: Any, key: tuple[int, ...]) -> None:
-        self._own = streams.generators_in(dataset)
-        self._key = key
-
-    def seeded(self, what: Any, load: Callable[[], Any]) -> Any:
-        """What `load` returns, drawing by `what`. The generators have their states back afterwards."""
-        before = streams.Position(self._own)
-        number = zlib.crc32(repr((*self._key, _plain(what))).encode())
-        try:
-            random.seed(number)
-            torch.default_generator.manual_seed(
-                number
-            )  # not by `torch.manual_seed`, at which ranks' streams start anew
-            if streams.np is not None:
-                streams.np.random.seed(number)
-            for generator in self._own:
-                streams.reseed(generator, number)
-            return load()
-        finally:
-            before.go_back()
+def _seeded(own: Sequence[Any], what: Any, load: Callable[[], Any]) -> Any:
+    """What `load` returns, drawing by `what`. The generators, also the data set's `own`, have their states back."""
+    before = streams.Position(own)
+    number = zlib.crc32(repr((_Draws.passes, _Draws.moved, _plain(what))).encode())
+    try:
+        random.seed(number)
+        torch.default_generator.manual_seed(number)  # not by `torch.manual_seed`, at which ranks' streams start anew
+        if streams.np is not None:
+            streams.np.random.seed(number)
+        for generator in own:
+            streams.reseed(generator, number)
+        return load()
+    finally:
+        before.go_back()
 
 
 def _plain(index: Any) -> Any:
@@ -198,17 +123,3 @@ def _plain(index: Any) -> Any:
         return int(index)
     except (TypeError, ValueError):
         return index
-
-
-def _generators() -> list[int]:
-    """Checksums of the global generators' states: torch's on the CPU, Python's, NumPy's (0 if it isn't imported)."""
-    state = torch.get_rng_state()
-    found = [
-        zlib.crc32(ctypes.string_at(state.data_ptr(), state.numel())),
-        zlib.crc32(repr(random.getstate()).encode()),
-    ]
-    numpy = sys.modules.get("numpy")
-    if numpy is None or not hasattr(numpy, "random"):
-        return [*found, 0]
-    _, keys, position, *_ = numpy.random.get_state()
-    return [*found, zlib.crc32(keys.tobytes(), position)]

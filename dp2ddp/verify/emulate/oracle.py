@@ -62,10 +62,7 @@ class EmulatedDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ign
         self.module = module
         self.device_ids: list[Any] = list(range(self.n) if device_ids is None else device_ids)
         self.output_device: Any = output_device
-        self._streams = self._make_streams()
-
-    def _make_streams(self) -> Sequence[Stream]:
-        return [Stream(rank=r) for r in range(self.n)] if self.streams is None else self.streams
+        self._own = [Stream(rank=r) for r in range(self.n)] if self.streams is None else []
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Scatter the inputs, run a replica on each chunk, gather their outputs along `dim`.
@@ -78,7 +75,7 @@ class EmulatedDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ign
         calls = _calls(inputs, kwargs, self.n, self.dim)
         replicas = _replicate(self.module, len(calls))
         outputs = []
-        for number, (stream, replica, (args, named)) in enumerate(zip(self._streams, replicas, calls)):
+        for number, (stream, replica, (args, named)) in enumerate(zip(self.streams or self._own, replicas, calls)):
             with stream, keeping_saved_tensors():
                 outputs.append(self.run(number, replica, args, named))
         with _on_one_device():
@@ -87,13 +84,6 @@ class EmulatedDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ign
     def run(self, number: int, replica: nn.Module, args: Any, kwargs: Any) -> Any:
         """Call a replica, whose number is that of its device."""
         return replica(*args, **kwargs)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_streams": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._streams = self._make_streams()
 
 
 def _calls(args: Any, kwargs: Any, n: int, dim: int) -> list[Any]:

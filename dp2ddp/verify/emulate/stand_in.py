@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 from unittest import mock
 
 import torch
@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from dp2ddp.verify.emulate import cuda
 from dp2ddp.verify.emulate.oracle import EmulatedDataParallel
+from dp2ddp.verify.run.step_hooks import Recorder
 
 # Every place from which scripts import the class. `torch.nn.parallel.data_parallel` is a module that a function of
 # the same name hides, hence no attribute access.
@@ -23,23 +24,7 @@ _HOMES = ("torch.nn", "torch.nn.parallel", "torch.nn.parallel.data_parallel")
 _TORCH_S_OWN = {*vars(nn.Module()), "_former_parameters", "_is_replica"}
 
 
-class Watcher(Protocol):
-    """Who is told of what models do: `run.step_hooks.Recorder`."""
-
-    def split(self) -> None:
-        """A batch is split over replicas."""
-
-    def forward(self, module: Any, replica: int, call: Any, runs: Any) -> Callable[[Any], None]:
-        """A replica is called, which `runs`; returns what is to be called with its output."""
-
-    def loses(self, what: str) -> None:
-        """Replicas lose something that one GPU keeps."""
-
-    def draws(self) -> None:
-        """A model draws random numbers."""
-
-
-def emulate(replicas: int, watcher: Watcher, *, one_gpu: bool) -> None:
+def emulate(replicas: int, recorder: Recorder, *, one_gpu: bool) -> None:
     """Put a class with `replicas` replicas where `DataParallel` is, and the functional form of it where
     `data_parallel` is.
 
@@ -53,13 +38,13 @@ def emulate(replicas: int, watcher: Watcher, *, one_gpu: bool) -> None:
     body: dict[str, Any] = {
         "replicas": replicas,
         "streams": [streams.Stream(rank=rank) for rank in range(replicas)],
-        "run": lambda self, number, replica, args, kwargs: _run(watcher, self.module, number, replica, args, kwargs),
-        "forward": lambda self, *args, **kwargs: _forward(watcher, self, args, kwargs),
+        "run": lambda self, number, replica, args, kwargs: _run(recorder, self.module, number, replica, args, kwargs),
+        "forward": lambda self, *args, **kwargs: _forward(recorder, self, args, kwargs),
         "__module__": _HOMES[-1],
         "__qualname__": "DataParallel",
     }
     if one_gpu:
-        body["forward"] = lambda self, *args, **kwargs: _whole(watcher, self, args, kwargs)
+        body["forward"] = lambda self, *args, **kwargs: _whole(recorder, self, args, kwargs)
     stand_in: Any = type("DataParallel", (EmulatedDataParallel,), body)
 
     def data_parallel(
@@ -94,31 +79,31 @@ def _inside() -> Iterator[None]:
         _Running.inside = False
 
 
-def _forward(watcher: Watcher, model: EmulatedDataParallel, args: Any, kwargs: Any) -> Any:
+def _forward(recorder: Recorder, model: EmulatedDataParallel, args: Any, kwargs: Any) -> Any:
     if _Running.inside and model.n > 1:
         raise RuntimeError("a replica on another GPU than the first can't run an nn.DataParallel that is within it")
     given = [*args, *kwargs.values()]
     rows = next((each.size(model.dim) for each in given if isinstance(each, torch.Tensor) and each.dim()), 0)
     if model.n > 1:
-        watcher.split()
+        recorder.split()
         for each in given:
             if isinstance(each, (list, tuple)) and len(each) == rows > 1 and not isinstance(each[0], torch.Tensor):
-                watcher.loses("each replica is given all of a list that has an entry for each row of the batch")
+                recorder.note("lost", "each replica is given all of a list that has an entry for each row of the batch")
     return EmulatedDataParallel.forward(model, *args, **kwargs)
 
 
-def _run(watcher: Watcher, module: nn.Module, number: int, replica: nn.Module, args: Any, kwargs: Any) -> Any:
+def _run(recorder: Recorder, module: nn.Module, number: int, replica: nn.Module, args: Any, kwargs: Any) -> Any:
     if _Running.inside:
         return replica(*args, **kwargs)
-    returns = watcher.forward(module, number, (args, kwargs), replica)
+    returns = recorder.forward(module, number, (args, kwargs), replica)
     before = _attributes(replica)
     with _inside(), cuda.on_device(number):
         output = replica(*args, **kwargs)
     after = _attributes(replica)
     for name in sorted(key for key, value in after.items() if before.get(key) is not value):
-        watcher.loses(f"the forward assigns {name}, which stays in the replica")
+        recorder.note("lost", f"the forward assigns {name}, which stays in the replica")
     if _has_text(output):
-        watcher.loses("texts that the forward returns can't be put together")
+        recorder.note("lost", "texts that the forward returns can't be put together")
     returns(output)
     return output
 
@@ -140,17 +125,17 @@ def _attributes(replica: nn.Module) -> dict[str, Any]:
     return found
 
 
-def _whole(watcher: Watcher, model: EmulatedDataParallel, args: Any, kwargs: Any) -> Any:
+def _whole(recorder: Recorder, model: EmulatedDataParallel, args: Any, kwargs: Any) -> Any:
     """What one GPU does."""
     if _Running.inside:
         return model.module(*args, **kwargs)
-    watcher.split()
-    returns = watcher.forward(model.module, 0, (args, kwargs), model.module)
+    recorder.split()
+    returns = recorder.forward(model.module, 0, (args, kwargs), model.module)
     before = streams.Position()
     with _inside(), _batch_norm_by_rows(model.n):
         output = model.module(*args, **kwargs)
     if before.moved:
-        watcher.draws()
+        recorder.note("drew")
     returns(output)
     return output
 

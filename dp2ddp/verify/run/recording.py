@@ -1,4 +1,4 @@
-"""Read what `hooks` wrote: one process's steps, losses and batches."""
+"""Read what `step_hooks` wrote: one process's steps, losses and batches."""
 
 from __future__ import annotations
 
@@ -6,138 +6,59 @@ import json
 import math
 from array import array
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
-import torch
+Event = Any
+"""Something that happened: a namespace of what `Recorder` wrote. Each has `step`, how many steps were made before."""
 
-from dp2ddp.verify.emulate.synthetic import MadeUp
 
+class Slot(NamedTuple):
+    """A parameter: its name behind its model's class, its dtype and shape."""
 
-@dataclass(frozen=True)
-class Slot:
-    """A parameter: the class of its model, its name, dtype and shape."""
-
-    model: str
     name: str
-    dtype: torch.dtype
+    dtype: str
     shape: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Step:
-    """An optimizer step, or what comes before its first one.
-
-    Attributes:
-        optimizer: which (in order of first use).
-        slots: its parameters.
-        sketches: what is known of their values (`state.sketch`).
-        step: how many steps were made before.
-        at: the script's line.
-        gradients: their norms; None: a parameter had none.
-        momentum: the norms of what the optimizer held before its first step.
-    """
-
-    optimizer: int
-    slots: tuple[Slot, ...]
-    sketches: Sequence[Sequence[float]]
-    step: int = 0
-    at: str | None = None
-    gradients: Sequence[float | None] = ()
-    momentum: Sequence[float] = ()
-
-
-@dataclass(frozen=True)
-class Loss:
-    """The sum of what `backward` was called on, before step `step`, the script's line that called it, and the
-    optimizers (in the order in which they were made) whose parameters had gradients already."""
-
-    step: int
-    value: float
-    at: str | None = None
-    kept: Sequence[int] = ()
-
-
-@dataclass(frozen=True)
-class Batch:
-    """The sample indices of a batch that the script took from a loader before step `step`, and the line that did.
-
-    `iterator` counts the iterations over loaders.
-    """
-
-    iterator: int
-    indices: Any
-    step: int = 0
-    at: str | None = None
-
-
-@dataclass(frozen=True)
-class Forward:
-    """A call of a replica of a wrapped model of class `model`, before step `step`: the sums (`state.sums`) of what it
-    was `given` and what it `returned`, its `modes` (whether it trains, and how many of its modules do), and the norms
-    of its buffers before the call, by name."""
-
-    model: str
-    replica: int
-    step: int
-    given: Sequence[Sequence[float]]
-    returned: Sequence[Sequence[float]]
-    modes: tuple[bool, int]
-    buffers: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What an optimizer's groups are set to from step `step` (from 0) on."""
-
-    step: int
-    optimizer: int
-    groups: Sequence[dict[str, Any]]
 
 
 @dataclass
 class Recording:
-    """One process's recording.
+    """One process's recording. Events are in the order in which they happened; `at` is the script's line.
 
     Attributes:
-        starts: by optimizer, the parameters before its first step.
-        models: by a parameter's name, the classes of the models that have one of that name.
-        settings: the optimizers' settings as they change.
-        synthetic: the data sets that hold made-up samples, each once.
-        mixed: the dtype that `autocast` casts to ("bfloat16"); None: the script uses none.
-        split: whether a batch was split over emulated replicas.
-        forwards: the calls of wrapped models' replicas.
-        lost: what `nn.DataParallel`'s replicas lose that one GPU keeps, in words.
-        loaders: what the loader of each iteration was made with.
-        logged: what the script's own lines logged.
-        drew: whether a wrapped model drew random numbers (of a script that isn't made for the runtime).
-        wrote: the files that a rank other than 0 opened to write.
-        scales: the `GradScaler`s' scale after each update.
+        starts: by optimizer (in order of first use), what comes before its first step: `slots`, its parameters, and
+            `sketches`, what is known of their values (`state.sketch`).
+        steps: the optimizer steps: `optimizer`, `slots`, `sketches`, `at`, `gradients` (their norms; None: a parameter
+            had none) and `settings` (what each of the optimizer's groups was set to).
+        losses: the sums of what `backward` was called on: `value`, `at`, and `kept`, the optimizers (in the order in
+            which they were made) whose parameters had gradients already.
+        batches: by iteration over a loader and number in it, what the script took: `indices` of samples, `at`.
+        loaders: by iteration, what the loader was made with.
+        forwards: the calls of wrapped models' replicas: `model`, its class, the numbers of the `call` and of the
+            `replica`, the sums (`state.sums`) of what it was `given` and what it `returned`, its `modes` (whether it
+            trains, and how many of its modules do), and the norms of its `buffers` before the call, by name.
+        noted: the values of other events, by kind. Once each: "split" (a batch was split over emulated replicas),
+            "drew" (a wrapped model drew random numbers), "mixed" (the dtype that `autocast` casts to), "lost" (what
+            replicas lose that one GPU keeps), "synthetic" (a data set that was made up), "wrote" (a file that was
+            opened to write). "logged": each line that the script logged.
     """
 
     folder: Path
-    steps: list[Step] = field(default_factory=list)
-    losses: list[Loss] = field(default_factory=list)
-    batches: list[Batch] = field(default_factory=list)
-    starts: dict[int, Step] = field(default_factory=dict)
-    models: dict[str, set[str]] = field(default_factory=dict)
-    synthetic: list[MadeUp] = field(default_factory=list)
-    settings: list[Settings] = field(default_factory=list)
-    mixed: str | None = None
-    split: bool = False
-    forwards: list[Forward] = field(default_factory=list)
-    lost: list[str] = field(default_factory=list)
+    starts: dict[int, Event] = field(default_factory=dict)
+    steps: list[Event] = field(default_factory=list)
+    losses: list[Event] = field(default_factory=list)
+    batches: dict[tuple[int, int], Event] = field(default_factory=dict)
     loaders: dict[int, dict[str, Any]] = field(default_factory=dict)
-    logged: list[str] = field(default_factory=list)
-    scales: list[float] = field(default_factory=list)
-    drew: bool = False
-    wrote: list[str] = field(default_factory=list)
+    forwards: list[Event] = field(default_factory=list)
+    noted: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
 
-    def called(self, slot: Slot) -> str:
-        """A parameter's name; with its model's in front where two models have parameters of that name."""
-        return f"{slot.model}.{slot.name}" if len(self.models.get(slot.name, ())) > 1 else slot.name
+    @property
+    def mixed(self) -> str | None:
+        """The dtype that `autocast` casts to ("bfloat16"); None: the script uses none."""
+        return next(iter(self.noted["mixed"]), None)
 
 
 def read(folder: Path) -> Recording:
@@ -147,93 +68,41 @@ def read(folder: Path) -> Recording:
         FileNotFoundError: nothing was recorded there.
     """
     recording = Recording(folder)
-    layouts: dict[int, tuple[Slot, ...]] = {}
+    known: dict[tuple[str, int], Any] = {}  # of each optimizer, what is written where it changes
     with (folder / "events.jsonl").open("rb") as file:
         for line in file:
             if line.endswith(b"\n"):  # else the process was killed there
-                event = json.loads(line)
-                _add(recording, event.pop("kind"), event, layouts)
+                _add(recording, SimpleNamespace(**json.loads(line)), known)
     return recording
 
 
-#: What the lists of a recording hold where that isn't a value alone, by their names, which are the events', too.
-_CLASSES: Mapping[str, type] = {
-    "losses": Loss,
-    "batches": Batch,
-    "settings": Settings,
-    "forwards": Forward,
-}
-
-
-def _add(recording: Recording, kind: str, event: dict[str, Any], layouts: dict[int, tuple[Slot, ...]]) -> None:
-    """Add what `Recorder._write(kind, **event)` has written."""
-    if kind in _CLASSES:
-        getattr(recording, kind).append(_CLASSES[kind](**event))
-    elif "value" in event:
-        getattr(recording, kind).append(event["value"])
-    elif kind == "layout":
-        layouts[event["optimizer"]] = tuple(
-            Slot(model, name, getattr(torch, dtype), tuple(shape)) for model, name, dtype, shape in event["tensors"]
-        )
-    elif kind in ("start", "step"):
+def _add(recording: Recording, event: Event, known: dict[tuple[str, int], Any]) -> None:
+    if event.kind in ("start", "step"):
+        event.slots = event.slots and [Slot(name, dtype, tuple(shape)) for name, dtype, shape in event.slots]
+        for name in ("slots", "settings"):
+            if getattr(event, name) is None:
+                setattr(event, name, known[name, event.optimizer])
+            known[name, event.optimizer] = getattr(event, name)
         # A list of Python's floats would take four times the memory.
-        sketches = [array("d", sketch) for sketch in event.pop("sketches")]
-        step = Step(slots=layouts[event["optimizer"]], sketches=sketches, **event)
-        if kind == "step":
-            recording.steps.append(step)
-            return
-        recording.starts[step.optimizer] = step
-        for slot in step.slots:
-            recording.models.setdefault(slot.name, set()).add(slot.model)
-    elif kind == "synthetic":
-        recording.synthetic += {MadeUp(**event["data"])} - set(recording.synthetic)
-    elif kind == "again":
-        number = event["iterator"]
-        last = max(place for place, batch in enumerate(recording.batches) if batch.iterator == number)
-        del recording.batches[last]
-    elif kind == "loader":
-        recording.loaders[event["iterator"]] = event["made_with"]
+        event.sketches = [array("d", sketch) for sketch in event.sketches]
+        if event.kind == "step":
+            recording.steps.append(event)
+        else:
+            recording.starts[event.optimizer] = event
+    elif event.kind == "batch":
+        recording.batches[event.iterator, event.number] = event
+    elif event.kind == "loader":
+        recording.loaders[event.iterator] = event.made_with
+    elif event.kind in ("losses", "forwards"):
+        getattr(recording, event.kind).append(event)
     else:
-        setattr(recording, kind, event.get("dtype", True))
+        recording.noted[event.kind].append(event.value)
 
 
 def global_losses(recordings: Sequence[Recording]) -> list[float]:
     """The losses over all ranks: the one that they share, or the mean of theirs."""
-    return [_combine(losses) for losses in zip(*(recording.losses for recording in recordings))]
+    return [_combine([loss.value for loss in losses]) for losses in zip(*(each.losses for each in recordings))]
 
 
-def _combine(losses: Sequence[Loss]) -> float:
-    first = losses[0]
-    if all(loss.value == first.value for loss in losses):
-        return first.value
-    return math.fsum(loss.value for loss in losses) / len(losses)
-
-
-def batches_by_iterator(recorded: Recording) -> dict[int, list[Any]]:
-    """The sample indices of the batches, for each iteration over a loader."""
-    grouped: dict[int, list[Any]] = defaultdict(list)
-    for batch in recorded.batches:
-        grouped[batch.iterator].append(batch.indices)
-    return dict(grouped)
-
-
-def is_same_set(whole: Any, parts: Sequence[Any]) -> bool:
-    """Whether the ranks that fetched `parts` fetched the samples of `whole`, whichever of them, or all of it each."""
-    if all(part == whole for part in parts) or not all(isinstance(part, list) for part in (whole, *parts)):
-        return all(part == whole for part in parts)
-    return sorted(map(str, whole)) == sorted(str(index) for part in parts for index in part)
-
-
-def is_union(whole: Any, parts: Sequence[Any]) -> bool:
-    """Whether the ranks that fetched `parts` fetched the batch `whole`: shards in rank order, or all of it each.
-
-    A rank for which `torch.chunk` leaves no sample may fetch one as a placeholder, which doesn't count.
-    """
-    if all(part == whole for part in parts):
-        return True
-    if not isinstance(whole, list) or not whole or not all(isinstance(part, list) for part in parts):
-        return False
-    size = -(-len(whole) // len(parts))
-    shards = [whole[start : start + size] for start in range(0, len(whole), size)]
-    idle = parts[len(shards) :]
-    return list(parts[: len(shards)]) == shards and all(len(part) <= 1 for part in idle)
+def _combine(values: Sequence[float]) -> float:
+    return values[0] if len({*values}) == 1 else math.fsum(values) / len(values)

@@ -17,6 +17,7 @@ import struct
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dp2ddp.verify.emulate import clock, cuda, draws, foreign, stand_in, synthetic
 from dp2ddp.verify.run import scratch
 from dp2ddp.verify.run.run_options import Task
-from dp2ddp.verify.run.step_hooks import Recorder, StepsDone
+from dp2ddp.verify.run.step_hooks import Recorder
 from dp2ddp.verify.start import cleanup
 
 with suppress(ImportError):  # Windows has no such terminals
@@ -52,20 +53,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Relative, as a user types it: what a script prints of it must not tell where this side runs.
     name = os.path.join(os.path.relpath(os.path.realpath(sys.path[0])), os.path.basename(script))
     sys.argv = [os.path.normpath(name), *task.arguments]
-    try:
-        with Recorder(folder / f"rank{_rank()}", options) as recorder, ExitStack() as modes:
-            # The working directory, and the script's own where that is another one.
-            scratch.protect(folder, *([recorder.wrote] if _rank() else []))
-            _watch(task, recorder)
-            if options.synthetic is not None:
-                # One folder for both sides, so that the paths of image files are the same.
-                place = folder.parent / f"synthetic{options.synthetic}"
-                synthetic.install(synthetic.Maker(options.synthetic, place, recorder.made_up))
-            if not options.cuda or options.float64:
-                modes.enter_context(cuda.OnCPU(not options.cuda, options.float64))
-            _run(script)
-    except StepsDone:
-        sys.exit(0)
+    with Recorder(folder / f"rank{_rank()}", options.steps) as recorder, ExitStack() as modes:
+        # The working directory, and the script's own where that is another one.
+        scratch.protect(folder, *([recorder.wrote] if _rank() else []))
+        _watch(task, recorder)
+        if options.synthetic is not None:
+            synthetic.install(synthetic.Maker(options.synthetic, partial(recorder.note, "synthetic")))
+        if not options.cuda or options.float64:
+            modes.enter_context(cuda.OnCPU(not options.cuda, options.float64))
+        _run(script)
 
 
 def _prepare(task: Task, folder: Path) -> None:
@@ -101,7 +97,7 @@ def _watch(task: Task, recorder: Recorder) -> None:
             stand_in.emulate(options.replicas, recorder, one_gpu=options.one_gpu)
     elif options.foreign and options.replicas > 1:
         recorder.watch_replicas(DistributedDataParallel, _rank())
-        foreign.install(_rank(), not options.cuda, recorder.draws)
+        foreign.install(_rank(), not options.cuda, partial(recorder.note, "drew"))
     else:
         recorder.watch_replicas(WrappedModel, _rank())
 
@@ -160,17 +156,9 @@ def _rank() -> int:
 
 
 def _show_cuda() -> None:
-    """What a converted script asks the runtime for is a CUDA device, as `torch.device("cuda")` is to the original; and
-    the runtime puts its model there, as the original's `.cuda()` does, which a conversion may leave out."""
+    """What a converted script asks the runtime for is a CUDA device, as `torch.device("cuda")` is to the original."""
     show: Any = lambda otherwise=None: torch.device("cuda", 0)  # noqa: E731 -- a rank sees one device
     dp2ddp_runtime.device = show
-    wrap = dp2ddp_runtime.wrap_model
-
-    def wrap_model(*args: Any, **kwargs: Any) -> Any:
-        cuda.put_to_use()
-        return wrap(*args, **kwargs)
-
-    dp2ddp_runtime.wrap_model = wrap_model
 
 
 if __name__ == "__main__":

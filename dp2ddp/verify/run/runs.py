@@ -20,8 +20,8 @@ from dp2ddp.verify.run import recording, scratch
 from dp2ddp.verify.run.recording import Recording
 from dp2ddp.verify.run.run_options import Options as Options
 from dp2ddp.verify.run.run_options import Task
-from dp2ddp.verify.start import client
-from dp2ddp.verify.start.client import ForkServer, Process
+from dp2ddp.verify.start import cleanup, client
+from dp2ddp.verify.start.client import ForkServer
 
 SCRIPT = "script"  # the folder in a run's that stands for the script's, where that isn't the working directory
 _LOOK_EVERY = 0.02  # seconds
@@ -90,12 +90,19 @@ class Run:
 class Running:
     """A started run; `wait` for it, or `poll`. As a context manager it ends the processes that are still there."""
 
-    def __init__(self, folder: Path, processes: Sequence[Process], timeout: float) -> None:
+    def __init__(self, folder: Path, server: ForkServer, processes: Sequence[int], timeout: float) -> None:
         self.folder = folder
-        self._processes = processes
+        self._server = server
+        self._codes: dict[int, int | None] = dict.fromkeys(processes)
         self._started = time.monotonic()
         self._timeout = timeout
         self._deadline = self._started + timeout
+
+    def _poll(self) -> list[int]:
+        """The processes that are still there."""
+        left = [pid for pid, code in self._codes.items() if code is None]
+        self._codes.update((pid, self._server.poll(pid)) for pid in left)
+        return [pid for pid in left if self._codes[pid] is None]
 
     def poll(self) -> Run | None:
         """The run if every process has ended, else None.
@@ -105,9 +112,8 @@ class Running:
         Raises:
             subprocess.TimeoutExpired: the run took longer than its timeout.
         """
-        codes = [process.poll() for process in self._processes]
-        if None in codes:
-            failed = any(codes)
+        if self._poll():
+            failed = any(self._codes.values())
             if failed:
                 self._deadline = min(self._deadline, time.monotonic() + GRACE)
             if time.monotonic() > self._deadline:
@@ -115,18 +121,18 @@ class Running:
                 if not failed:
                     raise subprocess.TimeoutExpired("a run", self._timeout)
             return None
-        return Run(self.folder, tuple(code or 0 for code in codes), time.monotonic() - self._started)
+        codes = tuple(code or 0 for code in self._codes.values())
+        return Run(self.folder, codes, time.monotonic() - self._started)
 
     def wait(self) -> Run:
         """Wait until every process has ended, and give back the run. Raises as `poll` does."""
         return together({"": self})[""]
 
     def kill(self) -> None:
-        """End every process that is still there."""
-        left = [process for process in self._processes if process.poll() is None]
-        for process in left:
-            process.kill()
-        while any(process.poll() is None for process in left):
+        """End every process that is still there, and its children that are in its group."""
+        for pid in self._poll():
+            cleanup.end_group(pid)
+        while self._poll():
             time.sleep(_LOOK_EVERY)
 
     def __enter__(self) -> Running:
@@ -195,13 +201,13 @@ def start(
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(options.replicas)))
         shared["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[: options.replicas])
         shared.pop("DP2DDP_DEVICE", None)
-    started: list[Process] = []
+    started: list[int] = []
     for rank, variables in enumerate([{}] if original else _places(options)):
         here = folder.resolve() / f"rank{rank}"
         here.mkdir(exist_ok=True)
         # CUDA isn't made to be forked.
         started.append(server.start([task.as_text()], work, {**shared, **variables}, here, fork=not options.cuda))
-    return Running(folder, started, options.timeout)
+    return Running(folder, server, started, options.timeout)
 
 
 def _places(options: Options) -> list[dict[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from dp2ddp.source.syntax import without_async_arguments
 
 _RUNTIME = "dp2ddp_runtime"
 _PLACE = re.compile(r"(?<![\w./-])(?P<name>[\w.-]+\.(?:py|ipynb))(?=:\d|\", line \d)")
-_TORCHVISION = re.compile(r"^\s*(?:import|from)\s+torchvision\b", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -32,14 +31,12 @@ class SideBySide:
         notes: what a reader has to know about them.
         foreign: whether the converted program doesn't use this project's runtime.
         names: by what the converted files are called where they run, which is as the original's: what to call them.
-        shared: modules that are imported once for both, as all runs do: what they would import anyway.
     """
 
     root: Path
     original: Mapping[Path, bytes]
     converted: Mapping[Path, bytes]
     notes: list[str] = field(default_factory=list)
-    shared: Sequence[str] = ()
     foreign: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
 
@@ -77,7 +74,7 @@ def prepare(script: Path, converted: Path | None, *, allow_ddp: bool = False) ->
         other = converted.name if converted.name != script.name else str(converted)
         names = {_real(script).name: other} if converted.is_file() else names
     top = Path(os.path.commonpath([_real(script).parent, *(path.parent for path in new)]))
-    return SideBySide(top, original, new, notes, _shared_modules(program), foreign, names)
+    return SideBySide(top, original, new, notes, foreign, names)
 
 
 def _follow_imports(script: Path) -> tuple[PythonFiles, Program]:
@@ -86,13 +83,6 @@ def _follow_imports(script: Path) -> tuple[PythonFiles, Program]:
     entry = _real(script).relative_to(root).as_posix()
     sources.give(entry, notebooks.read(str(script)))
     return sources, programs.follow(sources, Layout(sources), entry)
-
-
-def _shared_modules(program: Program) -> list[str]:
-    """torchvision, where the script uses it and has none of its own."""
-    own = any(path.startswith("torchvision") for path in program.files)
-    used = any(_TORCHVISION.search(text) for text in program.files.values())
-    return ["torchvision", "torchvision.datasets", "torchvision.transforms"] if used and not own else []
 
 
 def _convert(script: Path, options: ConversionOptions, notes: list[str]) -> dict[Path, bytes]:

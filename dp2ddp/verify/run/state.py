@@ -78,12 +78,6 @@ def has_gradients(optimizer: Optimizer) -> bool:
     return any(bool(_dense(param.grad).any()) for param in parameters(optimizer) if param.grad is not None)
 
 
-def optimizer_state(optimizer: Optimizer) -> list[float]:
-    """The norms of what the optimizer keeps of earlier steps, in its parameters' order."""
-    states = [optimizer.state[param] for param in parameters(optimizer) if param in optimizer.state]
-    return norms([value for state in states for value in state.values() if isinstance(value, torch.Tensor)])
-
-
 def norms(tensors: Sequence[torch.Tensor]) -> list[float]:
     """The tensors' norms, in float64."""
     if not tensors:
@@ -130,11 +124,9 @@ def _setting(value: Any) -> Any:
 def of_loader(loader: DataLoader[Any]) -> dict[str, Any]:
     """What a loader is made with."""
     data: Any = loader.dataset
-    rows = getattr(data, "indices", None)
     return {
         "data set": type(data).__name__,
         "samples": None if isinstance(data, IterableDataset) or not hasattr(data, "__len__") else len(data),
-        "rows of the data set": None if rows is None or callable(rows) else zlib.crc32(repr(plain(rows)).encode()),
         "sampler": type(loader.sampler).__name__,
         "batch size": loader.batch_size,
         "drop_last": loader.drop_last,
@@ -153,23 +145,23 @@ def plain(index: Any) -> Any:
         return repr(index)
 
 
-def names(optimizer: Optimizer) -> list[tuple[str, str]]:
+def names(optimizer: Optimizer) -> list[str]:
     """The class of the largest module that holds each of the optimizer's parameters, and what it is called there,
-    without any `module.`.
+    without any `module.`: `Net.conv1.weight`.
 
     The module is looked for among all live objects: nothing in an optimizer leads to it.
     """
     params = parameters(optimizer)
     wanted = {id(param) for param in params}
-    found: dict[int, tuple[str, str]] = {}
+    found: dict[int, str] = {}
     for module in _modules_by_size():
         kind = type(getattr(module, "module", module)).__name__
         for name, param in module.named_parameters():
             if id(param) in wanted:
-                found.setdefault(id(param), (kind, ".".join(part for part in name.split(".") if part != "module")))
+                found.setdefault(id(param), ".".join([kind, *(part for part in name.split(".") if part != "module")]))
         if len(found) == len(wanted):
             break
-    return [found.get(id(param), ("", f"parameter {index}")) for index, param in enumerate(params)]
+    return [found.get(id(param), f"parameter {index}") for index, param in enumerate(params)]
 
 
 def _modules_by_size() -> list[nn.Module]:

@@ -14,20 +14,14 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 
-from dp2ddp.verify.emulate.draws import LoadOrder
 from dp2ddp.verify.run import scratch, state
-from dp2ddp.verify.run.run_options import Options
-
-if TYPE_CHECKING:
-    from dp2ddp.verify.emulate.synthetic import MadeUp
 
 
 class StepsDone(SystemExit):
@@ -39,22 +33,21 @@ class Recorder:
 
     Args:
         folder: where to write; made if missing.
-        options: when the script is ended.
+        steps: ends the script after so many; None: never.
     """
 
-    def __init__(self, folder: Path, options: Options | None = None) -> None:
+    def __init__(self, folder: Path, steps: int | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._options = options or Options()
+        self._steps = steps
         self._events: IO[str] = (folder / "events.jsonl").open("w", buffering=1)
         self._work = str(folder.parent / "work")
         self._tops = tuple({str(folder.parent) + os.sep, str(folder.resolve().parent) + os.sep})
         self._step = 0
-        self._iterators = 0
+        self._iterators = self._calls = 0
         self._told: set[Any] = set()  # what is noted once
-        self._gradients: list[float | None] = []
+        self._now: Any = None  # before a step: the optimizer's settings and gradients
         self._optimizers: dict[int, int] = {}
-        self._layouts: dict[int, list[list[Any]]] = {}
-        self._settings: dict[int, list[dict[str, Any]]] = {}
+        self._known: dict[tuple[str, int], Any] = {}  # of each optimizer, what is written where it changes
         self._kept: list[Optimizer] = []  # an optimizer that dies would leave its id() to another one
         self._made: list[weakref.ref[Optimizer]] = []
         self._undo: list[Callable[[], None]] = []
@@ -71,8 +64,6 @@ class Recorder:
         self._watch(iterator, "_next_index", before=self._before_index, after=self._on_index)
         self._watch(iterator, "__next__", after=self._on_batch)
         self._watch(logging.Logger, "handle", before=self._on_log)
-        if hasattr(torch.amp, "GradScaler"):
-            self._watch(torch.amp.GradScaler, "update", after=self._on_scale)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -81,17 +72,16 @@ class Recorder:
         self._undo.clear()
         self._events.close()
 
-    def made_up(self, data: MadeUp) -> None:
-        """Note that a data set holds made-up samples."""
-        self._write("synthetic", data=asdict(data))
+    def note(self, kind: str, value: Any = True) -> None:
+        """Notes, once, what `Recording.noted` holds."""
+        if (kind, value) not in self._told:
+            self._told.add((kind, value))
+            self._write(kind, value=value)
 
     def split(self) -> None:
-        """Notes, once, that the original runs a model in replicas."""
-        self._once("split")
-
-    def loses(self, what: str) -> None:
-        """Notes, once, what replicas lose that one GPU keeps."""
-        self._once("lost", value=what)
+        """Notes that a wrapped model is called, whose replicas follow."""
+        self._calls += 1
+        self.note("split")
 
     def forward(self, module: Any, replica: int, call: Any, runs: Any) -> Callable[[Any], None]:
         """Notes what a replica of a wrapped model is called with, in which mode, and with which buffers.
@@ -102,7 +92,7 @@ class Recorder:
         Returns what is to be called with what it returns.
         """
         modes = [module.training, sum(part.training for part in module.modules())]
-        told = {"model": type(module).__name__, "replica": replica, "modes": modes}
+        told = {"model": type(module).__name__, "call": self._calls, "replica": replica, "modes": modes}
         buffers = _buffers(runs)
         told["buffers"] = dict(zip(buffers, state.norms([*buffers.values()])))
         told["given"] = [*map(state.sums, state.tensors_in(call))]
@@ -112,10 +102,6 @@ class Recorder:
 
         return returns
 
-    def draws(self) -> None:
-        """Notes, once, that a wrapped model draws random numbers."""
-        self._once("drew")
-
     def watch_replicas(self, kind: Any, rank: int) -> None:
         """Notes the calls of this rank's replicas: of the runtime's wrapped models, or of `DistributedDataParallel`."""
         is_runtimes = hasattr(kind, "_run")
@@ -123,6 +109,7 @@ class Recorder:
         original = getattr(kind, name)
 
         def watched(model: Any, *args: Any, **kwargs: Any) -> Any:
+            self._calls += 1
             call = (args[1].args, args[1].kwargs) if is_runtimes else (args, kwargs)
             returns = self.forward(model.module, rank, call, model.module)
             output = original(model, *args, **kwargs)
@@ -137,7 +124,7 @@ class Recorder:
         name = os.path.relpath(os.path.realpath(path), os.path.realpath(self._work))
         is_scripts = not name.startswith(os.pardir) and not name.endswith((".pyc", scratch.COPY))
         if is_scripts and not self._events.closed:  # at the exit it is
-            self._once("wrote", value=name)
+            self.note("wrote", name)
 
     def _watch(
         self,
@@ -159,14 +146,8 @@ class Recorder:
         self._undo.append(lambda: setattr(owner, name, original))
 
     def _write(self, kind: str, **values: Any) -> None:
-        """A line for `recording`: `kind` is as the list there that it is added to, or as `recording._add` names it."""
+        """A line for `recording.Recording`, which says what each kind holds."""
         self._events.write(json.dumps({"kind": kind, "step": self._step, **values}) + "\n")
-
-    def _once(self, kind: str, **values: Any) -> None:
-        told = (kind, *values.values())
-        if told not in self._told:
-            self._told.add(told)
-            self._write(kind, **values)
 
     def _at(self) -> str | None:
         """The script's own line that is running, as `train.py:12`; None where it isn't the script that runs."""
@@ -182,28 +163,31 @@ class Recorder:
         if id(optimizer) not in self._optimizers:
             self._optimizers[id(optimizer)] = len(self._kept)
             self._kept.append(optimizer)
-            self._write("start", **self._parameters(optimizer), momentum=state.optimizer_state(optimizer))
-        index, now = self._optimizers[id(optimizer)], state.settings(optimizer)
-        if self._settings.get(index) != now:
-            self._settings[index] = now
-            self._write("settings", optimizer=index, groups=now)
-        self._gradients = state.gradients(optimizer)
+            self._write("start", **self._parameters(optimizer), settings=[])
+        self._now = state.settings(optimizer), state.gradients(optimizer)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        parameters = self._parameters(optimizer)
+        (settings, gradients), parameters = self._now, self._parameters(optimizer)
+        settings = self._if_changed("settings", parameters["optimizer"], settings)
+        self._write("step", **parameters, settings=settings, gradients=gradients, at=self._at())
         self._step += 1
-        self._write("step", **parameters, gradients=self._gradients, at=self._at())
-        if self._options.steps is not None and self._step >= self._options.steps:
+        if self._steps is not None and self._step >= self._steps:
             raise StepsDone(0)
 
     def _parameters(self, optimizer: Optimizer) -> dict[str, Any]:
         index = self._optimizers[id(optimizer)]
         tensors = [param.detach() for param in state.parameters(optimizer)]
         layout = [[str(tensor.dtype).rpartition(".")[2], list(tensor.shape)] for tensor in tensors]
-        if self._layouts.get(index) != layout:
-            self._layouts[index] = layout
-            self._write("layout", optimizer=index, tensors=[[*n, *t] for n, t in zip(state.names(optimizer), layout)])
-        return {"optimizer": index, "sketches": list(map(state.sketch, tensors))}
+        slots = self._if_changed("slots", index, layout)
+        named = slots and [[name, *each] for name, each in zip(state.names(optimizer), slots)]
+        return {"optimizer": index, "slots": named, "sketches": list(map(state.sketch, tensors))}
+
+    def _if_changed(self, name: str, optimizer: int, value: Any) -> Any:
+        """The value, or None if it is as it was."""
+        if self._known.get((name, optimizer)) == value:
+            return None
+        self._known[name, optimizer] = value
+        return value
 
     def _on_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
         # Each replica has a loss of its own, and rank 0 has its own alone; a reentrant checkpoint's are no losses.
@@ -217,37 +201,34 @@ class Recorder:
 
     def _on_autocast(self, autocast: Any) -> None:
         if autocast._enabled:
-            self._once("mixed", dtype=str(autocast.fast_dtype).rpartition(".")[2])
+            self.note("mixed", str(autocast.fast_dtype).rpartition(".")[2])
 
     def _on_log(self, logger: logging.Logger, record: logging.LogRecord) -> None:
         if record.pathname.startswith(self._tops):  # the script's own line, whoever shows it
             self._write("logged", value=record.getMessage())
 
-    def _on_scale(self, result: None, scaler: Any, *args: Any, **kwargs: Any) -> None:
-        if scaler.is_enabled():
-            self._write("scales", value=scaler.get_scale())
-
     def _before_index(self, iterator: Any) -> None:
         """Ranks that find that samples draw load a batch once more, whole: what was loaded first doesn't count."""
         if getattr(iterator._index_sampler, "again", False):
-            self._write("again", iterator=iterator._dp2ddp_number)
+            iterator._dp2ddp_taken -= 1
 
     def _on_index(self, index: Any, iterator: Any) -> None:
         """Workers fetch ahead, by their number: what nobody takes doesn't count."""
         if not hasattr(iterator, "_dp2ddp_fetched"):
             self._number(iterator)
-        iterator._dp2ddp_fetched.append(index.index if isinstance(index, LoadOrder) else index)
+        iterator._dp2ddp_fetched.append(index)
 
     def _on_batch(self, data: Any, iterator: Any) -> None:
-        indices = state.plain(iterator._dp2ddp_fetched.popleft())
-        self._write("batches", iterator=iterator._dp2ddp_number, indices=indices, at=self._at())
+        place = {"iterator": iterator._dp2ddp_number, "number": iterator._dp2ddp_taken}
+        iterator._dp2ddp_taken += 1
+        self._write("batch", **place, indices=state.plain(iterator._dp2ddp_fetched.popleft()), at=self._at())
 
     def _on_loader(self, iterator: Any, loader: Any) -> None:
         iterator._dp2ddp_loader = state.of_loader(loader)
 
     def _number(self, iterator: Any) -> None:
         """Number an iteration over a loader."""
-        iterator._dp2ddp_number, iterator._dp2ddp_fetched = self._iterators, deque()
+        iterator._dp2ddp_number, iterator._dp2ddp_taken, iterator._dp2ddp_fetched = self._iterators, 0, deque()
         self._iterators += 1
         self._write("loader", iterator=iterator._dp2ddp_number, made_with=iterator._dp2ddp_loader)
 

@@ -6,19 +6,17 @@ import ctypes
 import os
 import shutil
 import signal
-import stat
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from dp2ddp.errors import BadInput
 
 PREFIX = "dp2ddp-verify-"
-_ATTEMPTS = 9  # what was just killed may have been writing a file; a read-only folder takes one for each level
+_ATTEMPTS = 9  # what was just killed may have been writing a file
 
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 _SOON = 0.05  # seconds
@@ -83,16 +81,8 @@ def folder() -> Iterator[Path]:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder with all that is in it, read-only folders included; links are never followed."""
-
-    def allow(function: Any, path: str, error: Any) -> None:
-        with suppress(OSError):
-            os.chmod(os.path.dirname(path), stat.S_IRWXU)
-            if not os.path.islink(path):
-                os.chmod(path, stat.S_IRWXU)
-
-    handler: dict[str, Any] = {"onexc": allow} if sys.version_info >= (3, 12) else {"onerror": allow}
+    """Remove a folder with all that is in it; links are never followed."""
     for _ in range(_ATTEMPTS):
-        shutil.rmtree(folder, **handler)
+        shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
             return

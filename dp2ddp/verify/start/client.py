@@ -13,36 +13,14 @@ from types import TracebackType
 from typing import Any
 
 from dp2ddp import RUNTIME_SOURCE
-from dp2ddp.verify.start import cleanup
 
 STUCK_AFTER = 20  # seconds that a rank waits for the others until the runtime tells where they are
 _ENDS_WITHIN = 20.0  # seconds
 _ENDS_SOON = 5.0
-_ALL_IMPORT = ("torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel", "dp2ddp.verify.run.run_script")
 
 
 class ServerEndedError(RuntimeError):
     """The fork server was killed, and the runs with it."""
-
-
-class Process:
-    """A process that a fork server started."""
-
-    def __init__(self, server: ForkServer, pid: int) -> None:
-        self.pid = pid
-        self._server = server
-        self._code: int | None = None
-
-    def poll(self) -> int | None:
-        """The exit code (-n: signal n ended it); None as long as it runs."""
-        if self._code is None:
-            self._code = self._server.ask({"poll": self.pid})
-        return self._code
-
-    def kill(self) -> None:
-        """End it, and its children that are in its group."""
-        if self._code is None:  # its id is no other process's as long as nobody has heard of its end
-            cleanup.end_group(self.pid)
 
 
 class ForkServer:
@@ -50,44 +28,46 @@ class ForkServer:
 
     Args:
         folder: it removes that when this process has ended, or the context.
+        modules: what all runs import besides; what isn't there is left out.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
-        command = [sys.executable, "-m", "dp2ddp.verify.start.fork_server", *([] if folder is None else [str(folder)])]
+    def __init__(self, folder: Path | None = None, modules: Sequence[str] = ()) -> None:
+        command = [sys.executable, "-m", "dp2ddp.verify.start.fork_server", str(folder or ""), *modules]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "encoding": "utf-8"}
         # Away from the user's files: a `random.py` beside the script is the script's business, not the server's.
         elsewhere = str(folder or Path(sys.prefix))
         self._process = subprocess.Popen(command, cwd=elsewhere, env=environment(), start_new_session=True, **pipes)
-        self.share(_ALL_IMPORT)
-
-    def share(self, modules: Sequence[str]) -> None:
-        """Import modules before any run does; what isn't there is left out."""
-        self._tell({"import": list(modules)})
 
     def start(
         self, arguments: Sequence[str], cwd: Path, env: Mapping[str, str], streams: Path, fork: bool = True
-    ) -> Process:
+    ) -> int:
         """Start `run_script` with `arguments`; its output goes to `stdout.txt` and `stderr.txt` in `streams`.
+
+        Returns the process's id.
 
         Args:
             fork: from the server, where that may be; a Python of its own otherwise.
         """
         files = {"out": str(streams / "stdout.txt"), "err": str(streams / "stderr.txt")}
         order = {"arguments": list(arguments), "cwd": str(cwd), "env": dict(env), "fork": fork, **files}
-        return Process(self, self.ask({"start": order}))
+        pid: int = self._ask({"start": order})
+        return pid
 
-    def _tell(self, order: Mapping[str, Any]) -> None:
+    def poll(self, pid: int) -> int | None:
+        """The exit code of a process that was started (-n: signal n ended it); None as long as it runs.
+
+        To be asked for until it is known, and no more: another process may have the id from then on.
+        """
+        code: int | None = self._ask({"poll": pid})
+        return code
+
+    def _ask(self, order: Mapping[str, Any]) -> Any:
+        """Give an order, and wait for the answer."""
         assert self._process.stdin is not None
-        try:
+        assert self._process.stdout is not None
+        with suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(order) + "\n")
             self._process.stdin.flush()
-        except BrokenPipeError as error:
-            raise ServerEndedError from error
-
-    def ask(self, order: Mapping[str, Any]) -> Any:
-        """Give an order, and wait for the answer."""
-        self._tell(order)
-        assert self._process.stdout is not None
         answer = self._process.stdout.readline()
         if not answer:
             raise ServerEndedError

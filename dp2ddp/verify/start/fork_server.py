@@ -1,4 +1,4 @@
-"""The process that starts a comparison's runs: `python -m dp2ddp.verify.start.fork_server [FOLDER]`.
+"""The process that starts a comparison's runs: `python -m dp2ddp.verify.start.fork_server FOLDER MODULE...`.
 
 Importing torch is most of a short run, so it does that once, and forks the runs (on Linux; elsewhere each is a Python
 of its own). It takes orders as lines of JSON on standard input. When that ends, as the command has ended in whatever
@@ -16,16 +16,16 @@ import multiprocessing.process
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any
 
 from dp2ddp.verify.start import cleanup
 
 RUN_SCRIPT = "dp2ddp.verify.run.run_script"
 FORKS = sys.platform == "linux"
+_ALL_IMPORT = ("torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel", RUN_SCRIPT)
 
 
 class Server:
@@ -44,11 +44,7 @@ class Server:
         """Returns None in the server when all is over, and in each forked process the arguments of `run_script`."""
         for line in self._orders:
             order = json.loads(line)
-            if "import" in order:
-                for name in order["import"] if FORKS else ():
-                    with suppress(Exception):  # it fails again in the script, for all to see
-                        importlib.import_module(name)
-            elif "start" in order:
+            if "start" in order:
                 given = self._start(**order["start"])
                 if given is not None:
                     return given
@@ -89,6 +85,7 @@ class Server:
         # recommends for processes that are forked (https://docs.python.org/3/library/gc.html#gc.freeze).
         gc.freeze()
         gc.enable()
+        atexit.register(os.dup2, os.open(os.devnull, os.O_WRONLY), 2)  # libraries complain of what is frozen
         os.setsid()
         for pipe in (self._orders, self._answers):
             pipe.close()
@@ -121,38 +118,6 @@ def _entries(env: Mapping[str, str]) -> list[str]:
     return [entry for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry]
 
 
-def run_to_the_end(main: Callable[[], None]) -> NoReturn:
-    """Call `main` in a forked process, and end as the interpreter does, but not piece by piece.
-
-    Taking apart all that was imported takes 0.4 s, and libraries complain of what was frozen. What the script leaves
-    open is closed (a file that it never closes has to be written), and what it registered is called.
-    """
-    shared = dict(sys.modules)
-    code: Any = 0
-    try:
-        main()
-    except SystemExit as ended:
-        code = ended.code or 0
-        if not isinstance(code, int):
-            print(code, file=sys.stderr)
-            code = 1
-    except BaseException as error:  # noqa: BLE001 - as the interpreter does
-        sys.excepthook(type(error), error, error.__traceback__)
-        code = 1
-    threading._shutdown()  # type: ignore[attr-defined]  # threads that aren't daemons end first, pools of them, too
-    atexit._run_exitfuncs()
-    threading.excepthook = lambda told: None  # of daemons, which the interpreter would have stopped by now
-    for module in [module for name, module in sys.modules.items() if shared.get(name) is not module]:
-        vars(module).clear()
-    gc.collect()
-    # A script may have put its own in their place, which write to those from the start and never flush them.
-    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
-        with suppress(Exception):
-            if stream is not None:
-                stream.flush()
-    os._exit(code & 0xFF)
-
-
 def main() -> None:
     """The command line."""
     gc.disable()  # nothing but imports happens here
@@ -163,12 +128,17 @@ def main() -> None:
         os.dup2(silence, fd)
     os.close(silence)
     cleanup.adopt_orphans()
+    folder, *modules = sys.argv[1:]
+    for name in (*_ALL_IMPORT, *modules) if FORKS else ():
+        with suppress(Exception):  # it fails again in the script, for all to see
+            importlib.import_module(name)
     given = Server(orders, answers).serve()
     if given is not None:
         from dp2ddp.verify.run import run_script
 
-        run_to_the_end(lambda: run_script.main(given))
-    for folder in sys.argv[1:]:
+        run_script.main(given)
+        return
+    if folder:
         cleanup.remove(Path(folder))
     os._exit(0)  # taking torch apart takes a second
 
