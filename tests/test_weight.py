@@ -30,7 +30,7 @@ LIMITS = {
     "tests/command": 200,
     "tests/convert": 1_650,
     "tests/docs": 425,
-    "tests/e2e": 750,
+    "tests/e2e": 725,
     "tests/notebook": 375,
     "tests/page": 50,
     "tests/pretend_cuda": 1_075,
