@@ -26,7 +26,7 @@ LIMITS = {
     "runtime/dp2ddp_runtime": 7_425,
     "tests": 1_600,
     "tests/analysis": 900,
-    "tests/benchmarks": 475,
+    "tests/benchmarks": 300,
     "tests/command": 200,
     "tests/convert": 2_775,
     "tests/docs": 525,
