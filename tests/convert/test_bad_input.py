@@ -37,15 +37,9 @@ def refused(done: subprocess.CompletedProcess[str], says: str) -> None:
     assert says in done.stderr
 
 
-# -- what is given ---------------------------------------------------------------------------------------------------
-
-
 def test_standard_input_has_no_name_in_a_folder(tmp_path: Path) -> None:
     refused(started("convert", "-", "-o", "out/", given=SCRIPT), "out/: a folder, and standard input has no name there")
     assert sorted(os.listdir(tmp_path)) == ["train.py"]
-
-
-# -- what surrounds it -----------------------------------------------------------------------------------------------
 
 
 def test_closed_standard_streams() -> None:
@@ -54,8 +48,6 @@ def test_closed_standard_streams() -> None:
     assert started("convert", "train.py", "-o", "out.py", shell=">&- 2>&- <&-").returncode == 0
     assert "wrap_model" in Path("out.py").read_text()
 
-
-# -- names and texts -------------------------------------------------------------------------------------------------
 
 ODD = os.fsdecode(b"tr\xff\nain\x1b[2J.py")
 
@@ -71,9 +63,6 @@ def test_a_name_that_is_no_text() -> None:
     done = started("convert", "project", "-o", "out", "--format", "json")
     assert done.returncode == 0, done.stderr
     assert "wrap_model" in Path("out", ODD).read_text()
-
-
-# -- what is in it ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import fixture_data
 import pytest
 import torch
-from pairs import Pair, Pairs
+from pairs import Pairs
 from starts import TORCHRUN, Warm, start
 
 from dp2ddp.convert.pipeline import convert_source
@@ -71,20 +71,10 @@ def test_one_rank_does_exactly_what_the_original_does(pairs: Pairs, smaller_digi
     assert (largest(comparison), sum(comparison.losses), comparison.lines, comparison.files) == (0.0, 0.0, (), {})
 
 
-@pytest.fixture(scope="session")
-def on_two(pairs: Pairs, even_digits: Path):
-    """A fixture trained to 95 %, before and after, on two replicas and two ranks."""
-
-    def run(name: str) -> Pair:
-        return pairs.run(name, arguments(even_digits, EPOCHS.get(name, 3)), Options(replicas=2))
-
-    return run
-
-
 @every_classifier
-def test_two_ranks_do_as_the_original(on_two, name: str) -> None:
+def test_two_ranks_do_as_the_original(pairs: Pairs, even_digits: Path, name: str) -> None:
     """The same updates, numbers that are printed once, accuracy, files and keys in them."""
-    pair = on_two(name)
+    pair = pairs.run(name, arguments(even_digits, EPOCHS.get(name, 3)), Options(replicas=2))
     comparison = pair.compared
     assert len(comparison.steps) >= EXACT_STEPS
     assert [each for each in comparison.training if each.kind in ("count", "batch", "apart")] == []
@@ -121,7 +111,7 @@ def test_checkpoints_resume_on_the_other_side(pairs: Pairs, smaller_digits: Path
     first = pairs.run(name, arguments(smaller_digits, 1), options)
     saved = [str(run.work / "out" / "checkpoint.pth.tar") for run in (first.converted, first.original)]
     more = arguments(smaller_digits, 2)
-    resumed = pairs.cross(name, ([*more, "--resume", saved[0]], [*more, "--resume", saved[1]]), options)
+    resumed = pairs.run(name, [*more, "--resume", saved[0]], options, converted=[*more, "--resume", saved[1]])
     comparison = resumed.compared
     assert len(comparison.steps) == len(first.compared.steps)
     paths = [line for line in comparison.lines if line.original and ".pth.tar" not in line.original]
@@ -152,17 +142,15 @@ def test_two_ranks_take_the_original_s_steps(pairs: Pairs, few_digits: Path, nam
     assert comparison.worst <= 1e-9
 
 
-@pytest.mark.parametrize("launcher", ["python", "torchrun"])
-def test_launched_as_users_launch(tmp_path: Path, pairs: Pairs, warm: Warm, few_digits: Path, launcher: str) -> None:
+def test_launched_as_users_launch(tmp_path: Path, pairs: Pairs, warm: Warm, few_digits: Path) -> None:
     """`python train_ddp.py` starts its own ranks; torchrun starts them from outside. One output, no noise."""
     name = "mnist_trainer"
     expected = pairs.run(name, arguments(few_digits, 1), Options(replicas=2)).converted.stdout
     script = [str(fixture_data.golden(name)), *arguments(few_digits, 1)]
-    if launcher == "python":
-        result = start(*script, cwd=tmp_path)
-    else:
-        env = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
-        result = warm.start(*TORCHRUN, *script, cwd=tmp_path, nproc=None, env=env, forked=True)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines() == expected.splitlines()
-    assert list(printed.differences(result.stderr, "")) == []
+    plain = start(*script, cwd=tmp_path)
+    env = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+    launched = warm.start(*TORCHRUN, *script, cwd=tmp_path, nproc=None, env=env, forked=True)
+    for result in (plain, launched):
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.splitlines() == expected.splitlines()
+        assert list(printed.differences(result.stderr, "")) == []

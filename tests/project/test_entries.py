@@ -106,28 +106,6 @@ def test_wraps_are_calls(source: str, lines: list[int]) -> None:
     assert wrapcalls.places(syntax.parse(source, "x.py"), {"Mine"}) == lines
 
 
-PREPARE = f"import utils\ndef main():\n    utils.log('x')\n{GUARD}"
-TRAINING = {
-    "train.py": f"import engine\ndef main():\n    engine.train('x')\n{GUARD}",
-    "engine.py": "import nets\nfrom utils import log\ndef train(split):\n    nets.wrap(1)\n    log('x')\n",
-    "nets.py": WRAP,
-}
-
-
-@pytest.mark.parametrize(
-    "utils",
-    [
-        "from engine import train\ndef log(text): train(text)\n",
-        "from engine import train as t\nlog = t\n",
-        "from engine import *\ndef log(text): train(text)\n",
-        "import engine\ndef log(text): getattr(engine, 'train')(text)\n",
-    ],
-)
-def test_a_script_that_may_come_to_a_wrap_by_a_helper_is_one(tmp_path: Path, utils: str) -> None:
-    files = {**TRAINING, "prepare.py": PREPARE, "utils.py": utils}
-    assert guess(tmp_path, files).entries == ["prepare.py", "train.py"]
-
-
 @pytest.mark.parametrize(
     "test",
     [

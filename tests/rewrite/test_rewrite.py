@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import ast
-import textwrap
 
 import pytest
 
-from dp2ddp.errors import EditError
 from dp2ddp.rewrite.apply import apply
 from dp2ddp.rewrite.edits import (
-    Edit,
     InsertAfter,
     InsertBefore,
     RemoveStatement,
@@ -42,10 +39,6 @@ def replaced(source: str, snippet: str, template: str, **holes: str) -> ReplaceE
 def _within(source: str, outer: str, inner: str) -> Span:
     offset = source.index(outer) + outer.index(inner)
     return Span(_position(source, offset), _position(source, offset + len(inner)))
-
-
-def dedent(source: str) -> str:
-    return textwrap.dedent(source).lstrip("\n")
 
 
 WHY = "a test"
@@ -200,21 +193,3 @@ def test_comments_are_inserted() -> None:
 )  # fmt: skip
 def test_the_runtime_is_imported_once_where_imports_stand(source: str, expected: str) -> None:
     assert apply(source, [ReplaceExpr("DDP000", at(source, "f()"), WHY, "ddp.f()")]) == expected
-
-
-@pytest.mark.parametrize(
-    ("edit", "message"),
-    [
-        (RemoveStatement("DDP008", Span.of(1, 4, 1, 8), WHY), "DDP008: no statement at line 1"),
-        (ReplaceExpr("DDP008", Span.of(1, 4, 1, 8), WHY, "x", {"a": Span.of(1, 6, 1, 7)}), "the holes"),
-        (ReplaceExpr("DDP008", Span.of(1, 6, 1, 7), WHY, "__h_a__", {"a": Span.of(1, 4, 1, 8)}), "the holes"),
-        (ReplaceExpr("DDP008", Span.of(1, 4, 1, 8), WHY, "x ="), "no expression: 'x ='"),
-        (RemoveStatement("DDP008", Span.of(6, 0, 6, 9), WHY), "DDP008: the statement at line 6 is an `elif`"),
-        (Edit("DDP008", Span.of(1, 0, 1, 8), WHY), "unknown edit Edit"),
-    ],
-)
-def test_wrong_edits_are_internal_errors(edit: Edit, message: str) -> None:
-    source = "x = f(a)\nif x:\n    y\nz\nif x: y\nelif x: y\n"
-    with pytest.raises(EditError) as raised:
-        apply(source, [edit])
-    assert message in str(raised.value)

@@ -43,21 +43,6 @@ def test_it_is_the_whole_batch_to_the_script() -> bool:
     return True
 
 
-@needs_swap
-@on_ranks(3, each=True)
-def test_a_variable_of_a_batch_gets_a_gradient() -> bool:
-    for make in (lambda x: Variable(x, requires_grad=True), lambda x: Variable(x, True), torch.Tensor.requires_grad_):
-        (x, _), (whole_x, _) = batch(), data()
-        leaf = make(x)
-        leaf.square().sum().backward()
-        assert torch.equal(leaf.grad, 2 * whole_x)
-        (again,) = torch.autograd.grad(leaf.sum(), leaf)
-        assert torch.equal(again, torch.ones_like(whole_x))
-        assert torch.equal(_Doubled.apply(leaf), 2 * whole_x)
-        assert _Doubled.apply(leaf).requires_grad
-    return isinstance(x, Variable)
-
-
 def _written(x: torch.Tensor) -> Any:
     """What a tensor holds once something is written into what is contiguous of it, which may be itself."""
     z = x.contiguous()

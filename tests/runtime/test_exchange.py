@@ -17,25 +17,8 @@ import numpy as np
 import pytest
 import torch
 from dp2ddp_runtime import codec
-from dp2ddp_runtime.world import agree, exchange, gather_rows, world
+from dp2ddp_runtime.world import agree, exchange, world
 from rank_pool import RankError, RankPool, on_ranks
-
-
-def rows_gathered(sizes: list[int], dim: int, dtype: torch.dtype) -> bool:
-    own = torch.full((2, 3, 4), float(world.rank)).narrow(dim, 0, 2).repeat_interleave(4, dim).to(dtype)
-    own = own.narrow(dim, 0, sizes[world.rank]) if sizes[world.rank] else own
-    whole = gather_rows(own, sizes, dim)
-    expected = torch.repeat_interleave(torch.arange(float(len(sizes))), torch.tensor(sizes)).to(dtype)
-    assert torch.equal(whole.movedim(dim, 0)[:, 0, 0], expected)
-    whole += torch.ones(1, dtype=dtype, requires_grad=True)  # it is no view that was made without gradients
-    return whole.size(dim) == sum(sizes)
-
-
-def test_rows_of_any_sizes_are_gathered(ranks: RankPool) -> None:
-    for dim, sizes in enumerate(([3, 3, 1], [1, 3, 2], [4, 0, 0])):
-        for dtype in (torch.float32, torch.bfloat16, torch.complex64):
-            assert ranks(3, rows_gathered, sizes, dim, dtype) == [True] * 3
-
 
 PLAIN: list[Any] = [
     "\u2028", b"\0bytes", (1, ["a", (None,)]), {1, 2}, {"a": {1: (2,)}, (3, 4): None},

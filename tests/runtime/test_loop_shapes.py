@@ -140,7 +140,6 @@ def learned(**options: Any) -> list[Any]:
     ("n", "options"),
     [
         (2, {"num_workers": 3, "prefetch_factor": 3, "persistent_workers": True}),
-        (3, {"num_workers": 8}),  # the original draws all of them at once
         (3, {"num_workers": 0}),
     ],
 )

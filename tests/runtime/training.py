@@ -9,7 +9,6 @@ from dp2ddp_runtime import streams as rng
 from dp2ddp_runtime.world import world
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
-from torch.utils.data import Dataset
 
 from dp2ddp.verify.emulate.oracle import EmulatedDataParallel
 
@@ -29,15 +28,6 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.fc(self.drop(F.relu(self.norm(self.conv(x)))).flatten(1))
-
-
-class Sized(Dataset[Any]):
-    """A data set of so many samples."""
-
-    size = 11
-
-    def __len__(self) -> int:
-        return self.size
 
 
 def device() -> torch.device:
