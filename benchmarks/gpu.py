@@ -1,6 +1,6 @@
 """All that can be tried on the GPUs at hand, in some minutes: whether it is exact there, and what a step costs.
 
-    python benchmarks/gpu.py [--minutes 9] [--device cpu] [--cases NAME ...] [--json FILE]
+    python benchmarks/gpu.py [--minutes 9] [--device cpu] [--cases NAME ...]
 
 Needs torch alone (torchvision for the ResNets). First **exactness**: ranks against an emulation of `nn.DataParallel` in
 one process on the same GPU, in float32 and under autocast with a gradient scaler. Then **steps**, beside hand-written
@@ -154,14 +154,11 @@ def steps(trials: Trials, ranks: Sequence[int], runs: Sequence[Run]) -> Iterator
                 yield run.case, run.amp, str(way), f"{found['ms']:.1f}", ratio, memory
 
 
-def table(title: str, head: Sequence[str], rows: Iterator[Sequence[Any]]) -> list[list[str]]:
-    """Print a table in Markdown, a row as soon as it is known; returns the rows."""
+def show(title: str, head: Sequence[str], rows: Iterator[Sequence[Any]]) -> None:
+    """Print a table in Markdown, a row as soon as it is known."""
     print(f"\n{title}\n\n| {' | '.join(head)} |\n|{'---|' * len(head)}", flush=True)
-    shown = []
     for row in rows:
-        shown.append([str(cell) for cell in row])
-        print(f"| {' | '.join(shown[-1])} |", flush=True)
-    return shown
+        print(f"| {' | '.join(map(str, row))} |", flush=True)
 
 
 def main() -> int:
@@ -170,7 +167,6 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
-    parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
     import torch
 
@@ -186,16 +182,9 @@ def main() -> int:
     exact = [Run(case, amp, 6, 12) for amp in amps for case in small]
     timed = [Run(case, amp, 30, 64) for amp in amps[:2] for case in given.cases]
     print("`one` is a single rank that meets itself over NCCL; `runtime` are several, `hand` is hand-written DDP.")
-    tables = {
-        "exactness": table("Exactness", ("case", "", "autocast", "apart", ""), exactness(trials, ranks, exact)),
-        "steps": table(
-            "Steps",
-            ("case", "autocast", "", "ms a step", "of hand-written DDP", "peak MB"),
-            steps(trials, ranks, timed),
-        ),
-    }
-    if given.json:
-        given.json.write_text(json.dumps(tables, indent=1))
+    show("Exactness", ("case", "", "autocast", "apart", ""), exactness(trials, ranks, exact))
+    head = ("case", "autocast", "", "ms a step", "of hand-written DDP", "peak MB")
+    show("Steps", head, steps(trials, ranks, timed))
     return 1 if trials.failed else 0
 
 

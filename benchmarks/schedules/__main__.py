@@ -40,10 +40,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         prepare(Path(folder))
         for number in numbers:
-            outcome = play(Schedule.drawn(names, args.seed, number), Path(folder), plants().get(args.plant))
-            if outcome.wrong:
-                wrong[outcome.schedule.script] += 1
-                print(outcome.schedule, *outcome.wrong, sep="\n    ", flush=True)
+            schedule = Schedule.drawn(names, args.seed, number)
+            if found := play(schedule, Path(folder), plants().get(args.plant)):
+                wrong[schedule.script] += 1
+                print(schedule, *found, sep="\n    ", flush=True)
     print(f"{len(numbers)} schedules in {time.monotonic() - began:.0f} s: {wrong.total()} wrong", dict(wrong))
     return int(wrong.total() > 0)
 

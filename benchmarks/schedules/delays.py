@@ -10,21 +10,10 @@ from types import FrameType
 from typing import Any
 
 #: Functions in C before which a rank may sleep, by name: of the disk, of the ranks' store, of a process group.
-_DISK = {
-    "open",
-    "stat",
-    "lstat",
-    "listdir",
-    "scandir",
-    "mkdir",
-    "remove",
-    "unlink",
-    "rename",
-    "replace",
-    "rmdir",
-    "link",
-}
-_DISK |= {"write", "close", "read", "readlines", "symlink", "truncate", "fsync"}
+_DISK = set(
+    "open stat lstat listdir scandir mkdir remove unlink rename replace rmdir link symlink truncate fsync "
+    "write close read readlines".split()
+)
 _RANKS = {"set", "get", "add", "allreduce", "allgather", "broadcast", "_allgather_base", "barrier", "wait"}
 _MOST = 0.03  # seconds at a time
 
@@ -40,7 +29,6 @@ class Delays:
     def __init__(self, seed: str, often: float, budget: float) -> None:
         self._chance = random.Random(seed)
         self._often, self._left = often, budget
-        self.slept = 0
 
     def install(self) -> None:
         """From now on, in all threads."""
@@ -55,5 +43,4 @@ class Delays:
         if often and self._chance.random() < often:
             pause = self._chance.uniform(0, _MOST)
             self._left -= pause
-            self.slept += 1
             time.sleep(pause)

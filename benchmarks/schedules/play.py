@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -52,15 +52,6 @@ class Schedule:
         return cls(script, number, seed, ranks, chance.randrange(-1, ranks), chance.choice([0.02, 0.1, 0.4]))
 
 
-@dataclass
-class Outcome:
-    """What came of a schedule: the seconds it took, and what was wrong."""
-
-    schedule: Schedule
-    seconds: float = 0.0
-    wrong: list[str] = field(default_factory=list)
-
-
 def prepare(folder: Path) -> None:
     """Convert all scripts, and run each original, below `folder`.
 
@@ -70,61 +61,52 @@ def prepare(folder: Path) -> None:
     converted = folder / "converted"
     command = [sys.executable, "-m", "dp2ddp", "convert", os.fspath(SCRIPTS), "-o", os.fspath(converted), "-q"]
     subprocess.run(command, check=True)
-    for script in SCRIPTS.glob("*.py"):
-        if script.name.startswith("_"):
-            continue
+    for script in SCRIPTS.glob("[!_]*.py"):
         at = folder / "originals" / script.stem
         at.mkdir(parents=True)
-        child = _forked(SCRIPTS / script.name, at, {}, None)
+        child = forked(script, at, at, {})
         if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
             raise subprocess.CalledProcessError(1, script.name, stderr=(at / "stderr").read_text())
 
 
-def play(schedule: Schedule, folder: Path, plant: Callable[[], None] | None = None) -> Outcome:
-    """Run a schedule.
+def play(schedule: Schedule, folder: Path, plant: Callable[[], None] | None = None) -> list[str]:
+    """Run a schedule; returns what was wrong.
 
     Args:
         folder: that `prepare` was given.
         plant: breaks something in each rank before it starts.
     """
-    began, outcome = time.monotonic(), Outcome(schedule)
-    stem = Path(schedule.script).stem
-    machine = folder / "machine"
-    shutil.rmtree(machine, ignore_errors=True)
-    machine.mkdir()
+    original, machine = folder / "originals" / Path(schedule.script).stem, folder / "machine"
+    outputs = [folder / f"rank{rank}" for rank in range(schedule.ranks)]
+    for each in (machine, *outputs):
+        shutil.rmtree(each, ignore_errors=True)
+        each.mkdir()
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     children: dict[int, int] = {}
-    outputs: list[Path] = []
-    for rank in range(schedule.ranks):
-        places = {"RANK": rank, "WORLD_SIZE": schedule.ranks, "MASTER_PORT": port}
+    for rank, output in enumerate(outputs):
+        places = {"RANK": rank, "WORLD_SIZE": schedule.ranks, "MASTER_PORT": port, "MASTER_ADDR": "127.0.0.1"}
         places |= {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": schedule.ranks}
-        variables = {name: str(value) for name, value in places.items()} | {"MASTER_ADDR": "127.0.0.1"}
-        often = min(0.8, schedule.often * (10 if rank == schedule.late else 1))
-        delays = Delays(f"{schedule.seed}/{schedule.number}/{rank}", often, 2.0 if rank == schedule.late else 0.6)
-        outputs.append(folder / f"rank{rank}")
-        shutil.rmtree(outputs[-1], ignore_errors=True)
-        outputs[-1].mkdir()
+        is_late = rank == schedule.late
+        often = min(0.8, schedule.often * (10 if is_late else 1))
+        delays = Delays(f"{schedule.seed}/{schedule.number}/{rank}", often, 2.0 if is_late else 0.6)
 
         def before(delays: Delays = delays) -> None:
             if plant:
                 plant()
             delays.install()
 
-        script = folder / "converted" / schedule.script
-        children[_forked(script, machine, variables, before, outputs[-1])] = rank
-    _wait(children, outcome)
+        variables = {name: str(value) for name, value in places.items()}
+        children[forked(folder / "converted" / schedule.script, machine, output, variables, before)] = rank
+    wrong = _wait(children)
     for rank, output in enumerate(outputs):
         if error := (output / "stderr").read_text().strip():
-            outcome.wrong.append(f"rank {rank} says: {error[-1500:]}")
-    original = folder / "originals" / stem
-    printed, wanted = (outputs[0] / "stdout").read_text(), (original / "stdout").read_text()
+            wrong.append(f"rank {rank} says: {error[-1500:]}")
+    printed, wanted = ((each / "stdout").read_text() for each in (outputs[0], original))
     if printed != wanted:
-        outcome.wrong.append(f"printed {printed!r} instead of {wanted!r}")
-    outcome.wrong += differences(_files(original), _files(machine))
-    outcome.seconds = time.monotonic() - began
-    return outcome
+        wrong.append(f"printed {printed!r} instead of {wanted!r}")
+    return wrong + differences(_files(original), _files(machine))
 
 
 def differences(wanted: Mapping[str, Path], found: Mapping[str, Path]) -> list[str]:
@@ -154,24 +136,26 @@ def _files(folder: Path) -> dict[str, Path]:
     return {os.fspath(path.relative_to(folder)): path for path in folder.rglob("*") if path.name not in own}
 
 
-def _forked(
+def forked(
     script: Path,
     folder: Path,
+    output: Path,
     variables: Mapping[str, str],
-    before: Callable[[], None] | None,
-    output: Path | None = None,
+    before: Callable[[], None] = lambda: None,
 ) -> int:
-    """A process that runs a script, as a copy of this one, which has imported torch."""
+    """A process that runs a script in a folder, as a copy of this one, which has imported torch."""
     child = os.fork()
     if not child:
-        _run_script(script, folder, variables, before, output or folder)
+        _run(script, folder, output, variables, before)
     return child
 
 
-def _run_script(
-    script: Path, folder: Path, variables: Mapping[str, str], before: Callable[[], None] | None, output: Path
+def _run(
+    script: Path, folder: Path, output: Path, variables: Mapping[str, str], before: Callable[[], None]
 ) -> NoReturn:
+    """Run a script as Python does, to its end."""
     os.setsid()
+    atexit._clear()  # what the process has registered that this one is a copy of
     for name in _CLEARED:
         os.environ.pop(name, None)
     os.environ.update(variables, DP2DDP_DEVICE="cpu", OMP_NUM_THREADS="1", PYTHONHASHSEED="0")
@@ -180,19 +164,12 @@ def _run_script(
     torch.set_num_threads(1)
     sys.argv = [os.fspath(script)]
     sys.path.insert(0, os.fspath(script.parent))
-    if before:
-        before()
-    _run(os.fspath(script), os.fspath(folder))
-
-
-def _run(script: str, folder: str) -> NoReturn:
-    """Run a script as Python does, to its end."""
-    code = 0
-    atexit._clear()  # what the process has registered that this one is a copy of
     world.pid = os.getpid()
+    os.chdir(folder)
+    before()
+    code = 0
     try:
-        os.chdir(folder)
-        runpy.run_path(script, run_name="__main__")
+        runpy.run_path(os.fspath(script), run_name="__main__")
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:  # noqa: BLE001 - as the interpreter does
@@ -204,25 +181,26 @@ def _run(script: str, folder: str) -> NoReturn:
     os._exit(code)
 
 
-def _wait(children: Mapping[int, int], outcome: Outcome) -> None:
-    """Wait for the ranks; what hangs is ended."""
-    left, end = dict(children), time.monotonic() + _PATIENCE
+def _wait(children: Mapping[int, int]) -> list[str]:
+    """Wait for the ranks; what hangs is ended. Returns what was wrong."""
+    left, end, wrong = dict(children), time.monotonic() + _PATIENCE, []
     while left:
         for child in list(left):
             pid, status = os.waitpid(child, os.WNOHANG)
+            if pid and (code := os.waitstatus_to_exitcode(status)):
+                wrong.append(f"rank {left[child]} ended with {code}")
+                end = min(end, time.monotonic() + 20)
             if pid:
-                rank, code = left.pop(child), os.waitstatus_to_exitcode(status)
-                if code:
-                    outcome.wrong.append(f"rank {rank} ended with {code}")
-                    end = min(end, time.monotonic() + 20)
+                del left[child]
         if left and time.monotonic() > end:
-            outcome.wrong.append(f"rank {sorted(left.values())} hung")
+            wrong.append(f"rank {sorted(left.values())} hung")
             for child in left:
                 with suppress(ProcessLookupError):
                     os.killpg(child, signal.SIGKILL)
                 os.waitpid(child, 0)
-            return
+            break
         time.sleep(0.005)
+    return wrong
 
 
 def plants() -> dict[str, Callable[[], Any]]:

@@ -17,22 +17,9 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import nn
+from train import many
 
 sys.path[1:1] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / "runtime")]
-
-
-class Many(nn.Module):
-    """362 small tensors."""
-
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, 64, bias=False), nn.BatchNorm1d(64)) for _ in range(120))
-        self.head = nn.Linear(64, 10)
-
-    def forward(self, x):
-        for block in self.blocks:
-            x = x + F.relu(block(x))
-        return self.head(x)
 
 
 def transformer():
@@ -57,7 +44,7 @@ def resnet(name):
 
 
 CASES = {
-    "many": (Many, (64,)),
+    "many": (many, (64,)),
     "convolutions": (convolutions, (3, 64, 64)),
     "transformer": (transformer, (64, 256)),
     "segmentation": (segmentation, (3, 64, 64)),

@@ -20,7 +20,7 @@ from dp2ddp.verify.run.side_by_side import SideBySide
 from dp2ddp.verify.start.client import ForkServer
 from dp2ddp.verify.verdict import CouldNotRun, Failure
 
-_STEP = re.compile(rb'"step": (\d+)')
+_STEP = re.compile(rb'("kind": "step", )?"step": (\d+)')  # how many were made before
 _TAIL = 1 << 16  # bytes
 _PATIENCE = 10.0  # seconds in which the original may fail, too
 
@@ -136,7 +136,7 @@ def _made(place: Path) -> int:
         return 0
     with events.open("rb") as file:
         file.seek(max(0, events.stat().st_size - _TAIL))
-        return max(map(int, _STEP.findall(file.read())), default=0)
+        return max((int(before) + bool(is_step) for is_step, before in _STEP.findall(file.read())), default=0)
 
 
 def _absolute(arguments: Sequence[str]) -> list[str]:

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from . import codec, gpus, hangs, place, quiet
-from .told import count, hear, kept, put, tell, wait_until
+from .store import count, publish, put, receive, unpublished, wait_until
 from .world import agree, exchange, world
 
 #: In a rank that rank 0 has started: its place, as JSON.
@@ -126,7 +126,7 @@ def start_others(ids: Sequence[int]) -> None:
     birth.born.update(size=_size(ids), ids=[*ids], visible=gpus.visible(), machine=socket.gethostname())
     if world.store is None:
         _start_children(birth.born["size"])
-    kept.hand_over()
+    unpublished.hand_over()
     put("born", codec.encode(birth.born))
 
 
@@ -193,7 +193,7 @@ def _meet(ids: Sequence[int]) -> None:
         hangs.install()
     hangs.start(size)
     if world.rank == 0:
-        tell("folder", os.getcwd())
+        publish("folder", os.getcwd())
     count("here", 1)
     wait_until(lambda: count("here") >= size, "the other ranks at the first wrap")
     device, shares = gpus.device(ids), gpus.shares(ids, world.launched or size)
@@ -204,7 +204,7 @@ def _meet(ids: Sequence[int]) -> None:
     if loopback:
         del os.environ["GLOO_SOCKET_IFNAME"]
     if world.rank:
-        os.chdir(hear("folder", "rank 0's working directory"))
+        os.chdir(receive("folder", "rank 0's working directory"))
     _share_processors()
     hangs.share_signals()
     agree("the number of devices", len(ids))

@@ -60,7 +60,7 @@ def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
 def _compare(params: Sequence[Any], seen: _Seen) -> None:
     tensors = [each for param in params for each in (param, param.grad) if each.layout == torch.strided]
     of_grads = {id(param.grad): param for param in params}
-    told = [each.value for each in exchange("the parameters and gradients of some steps", sums(tensors))]
+    told = [each.value for each in exchange("the parameters and gradients of some steps", fingerprints(tensors))]
     for tensor, values in zip(tensors, zip(*told)):
         if len(set(values)) == 1:
             continue
@@ -83,7 +83,7 @@ _PAST = (
 )
 
 
-def sums(tensors: Sequence[torch.Tensor]) -> list[str]:
+def fingerprints(tensors: Sequence[torch.Tensor]) -> list[str]:
     """The sum of each tensor's absolute values, as text, so that NaN equals NaN. One copy to the host."""
     if not tensors:
         return []

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 from . import place
 from .gradients import ALONE, Copy, Layout, Take
 from .nesting import chunks, items, nested, rebuilt, tensors
-from .rows import Rows, is_apart, whole
+from .rows import Rows, is_sharded, whole
 from .world import world
 
 _CHECKED = 10  # calls whose tensors are compared; after these, those whose number is a power of two
@@ -75,7 +75,7 @@ class Cutter:
         self._sources, self._seen = [], []
         own_args, own_kwargs = self._part((), args), self._part((), kwargs)
         if rows is None:
-            self.tell(
+            self.warn_once(
                 "whole",
                 f"{place.line()} gives the wrapped model nothing that can be cut into rows "
                 f"({', '.join(type(each).__name__ for each in (*args, *kwargs.values())) or 'no arguments'}): every "
@@ -113,7 +113,7 @@ class Cutter:
             self._lists[path] = found
         return found
 
-    def tell(self, key: Any, text: str) -> None:
+    def warn_once(self, key: Any, text: str) -> None:
         """A warning, once."""
         if key not in self._told:
             self._told.add(key)
@@ -158,7 +158,7 @@ class Cutter:
         if sizes is None:
             self._look_at(tensor)
             return self._copied(whole(tensor))
-        batch: Any = tensor if is_apart(tensor) and not self._dim and tensor._sizes == sizes else None  # type: ignore[attr-defined]
+        batch: Any = tensor if is_sharded(tensor) and not self._dim and tensor._sizes == sizes else None  # type: ignore[attr-defined]
         if batch is None:
             tensor = whole(tensor)
             self._look_at(tensor)
@@ -180,7 +180,7 @@ class Cutter:
         assert self._rows is not None
         sizes = chunks(tensor.size(self._dim), self._replicas)
         is_cut = sum(map(bool, sizes)) == sum(map(bool, self._sizes))
-        self.tell(
+        self.warn_once(
             path,
             f"{place.line()} gives the wrapped model a batch of {self._rows} rows, and with it a tensor of shape "
             f"{list(tensor.shape)} (argument {'.'.join(map(str, path))}): "

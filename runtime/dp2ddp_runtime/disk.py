@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Callable, NamedTuple
 
-from . import codec, place, told
+from . import codec, place, store
 from .acting import acting
 from .world import PeerError, waiting, world
 
@@ -69,12 +69,12 @@ class Log:
     def write(self, entry: list[Any]) -> None:
         key = self._key()
         with suppress(RuntimeError):  # at the very end: the store's host may be gone
-            told.put(key, codec.encode([self._count, entry]))
+            store.put(key, codec.encode([self._count, entry]))
         self._number += 1
 
     def read(self) -> Iterator[Any]:
         """What has come since the last time."""
-        while told.has(key := self._key()):
+        while store.has(key := self._key()):
             count, entry = codec.decode(world.store.get(key))
             if count != self._count:
                 return
@@ -106,7 +106,7 @@ class Disk:
         self._destroyed: Counter[str] = Counter()  # how often this rank has come to what destroys a path
         self._arrived: Counter[tuple[int, str]] = Counter()  # the same of other ranks
         self._raw: set[str] = set()  # opened by `os.open`: nobody sees the end of that
-        self._kept: dict[tuple[str, int], str] = {}  # copies of what rank 0 has destroyed, by how often before
+        self._copied: dict[tuple[str, int], str] = {}  # copies of what rank 0 has destroyed, by how often before
         self._room = _COPIED
         self._clear: Any = None  # removes the copies
 
@@ -214,7 +214,7 @@ class Disk:
         """There is somebody to hear what was recorded so far."""
         self._is_heard = True
         was = [["was", path, each] for path, known in self._was.items() for each in known]
-        kept = [["kept", path, [number, where]] for (path, number), where in self._kept.items()]
+        kept = [["kept", path, [number, where]] for (path, number), where in self._copied.items()]
         self._log.write([*was, *(["done", path, number] for path, number in self._done.items()), *kept])
 
     def _keep(self, path: str, number: int) -> None:
@@ -225,13 +225,13 @@ class Disk:
         if self._clear is None:
             self._copies = tempfile.mkdtemp(prefix="dp2ddp-")
             self._clear = weakref.finalize(self, shutil.rmtree, self._copies, ignore_errors=True)
-        copy = os.path.join(self._copies, f"{len(self._kept)}")
+        copy = os.path.join(self._copies, f"{len(self._copied)}")
         with acting("own"), suppress(OSError):
             if os.path.getsize(path) <= self._room:
                 self._room -= os.path.getsize(path)
                 shutil.copyfile(path, copy + "~")
                 os.replace(copy + "~", copy)
-        self._kept[path, number] = copy
+        self._copied[path, number] = copy
         self._tell("kept", path, [number, copy])
 
     def _log_of(self, rank: int) -> Log:
@@ -255,12 +255,12 @@ class Disk:
         with self._now():
             if self._all_told and world.groups is None:
                 return
-            self._all_told = world.groups is None and told.has("folder")  # asked ahead of what follows
+            self._all_told = world.groups is None and store.has("folder")  # asked ahead of what follows
             for what, path, value in [each for entry in self._log.read() for each in entry]:
                 if what == "done":
                     self._theirs[path] += value
                 elif what == "kept":
-                    self._kept[path, value[0]] = value[1]
+                    self._copied[path, value[0]] = value[1]
                 else:
                     self._was.setdefault(path, []).append(value)
                     self._below[os.path.dirname(path)].add(path)
@@ -281,9 +281,9 @@ class Disk:
         if passed is None:
             return Found("passed")  # removed, or with the folder in which it was
         if waits:
-            self.settle(EVERYTHING)
+            self.wait_for_changes(EVERYTHING)
         if nearest and (waits or nearest != path):
-            self.settle(nearest)
+            self.wait_for_changes(nearest)
         if nearest == path:
             return Found("passed", passed)
         self._hear()
@@ -294,13 +294,13 @@ class Disk:
                     return Found("was", was)
         return Found("disk")
 
-    def version(self, path: str, passed: int = 0) -> str:
+    def path_of_content(self, path: str, passed: int = 0) -> str:
         """Where the content of a file lies, as it was before the last `passed` changes of this rank's.
 
         Raises:
             RuntimeError: it isn't there any more.
         """
-        kept = None if world.groups is not None else self._kept.get((path, self._destroyed[path] - passed))
+        kept = None if world.groups is not None else self._copied.get((path, self._destroyed[path] - passed))
         with acting("own"):
             if kept and not os.path.exists(kept):
                 raise RuntimeError(
@@ -313,7 +313,7 @@ class Disk:
     def listing(self, path: str) -> tuple[set[str], set[str]]:
         """Names below a folder that are there, and those that aren't, whatever the disk says. Waits as a read does."""
         for each in [p for p in list(self._below[path]) if self.passed.get(p)]:
-            self.settle(each)
+            self.wait_for_changes(each)
         self._hear()
         there: set[str] = set()
         gone: set[str] = set()
@@ -324,7 +324,7 @@ class Disk:
                     (there if is_there else gone).add(os.path.basename(each))
         return there, gone
 
-    def settle(self, path: str) -> None:
+    def wait_for_changes(self, path: str) -> None:
         """Wait until rank 0 has done as many changes of a path as this rank has passed."""
 
         def is_done() -> bool:
@@ -349,18 +349,18 @@ class _Seen:
 
     def __call__(self) -> bool:
         if world.groups is None:
-            return self._rank == 0 and told.has("folder")  # it stands in the first wrap
+            return self._rank == 0 and store.has("folder")  # it stands in the first wrap
         if world.links is not None and world.links.has_sent(self._rank):
             return True
         if time.monotonic() < self._next:
             return False
         self._next = time.monotonic() + _LOOKS_FURTHER_AFTER
         # As `hangs` has it, of ranks on other machines, and of other collectives.
-        for state in told.told(f"state{self._rank}") or ():
+        for state in store.published(f"state{self._rank}") or ():
             before, self._turn = self._turn, state["turn"]
             # It may still be in a message that this rank has left: another rank's part is on its way to it.
             waits = state["waits"] and state["met"] >= self._met
-            waits = waits and not (self._rank == 0 and state["waits"].startswith("rank "))
+            waits = waits and not state["ahead"]
             return bool(state["left"] or (waits and 0 <= before < self._turn))
         return False
 
@@ -373,7 +373,7 @@ def wait_or_see(done: Callable[[], bool], rank: int, what: str) -> bool:
     """
     count, pause, seen = world.count, _FIRST_PAUSE, _Seen(rank)
     is_main = threading.current_thread() is threading.main_thread()
-    tells: AbstractContextManager[None] = waiting(what) if is_main else nullcontext()
+    tells: AbstractContextManager[None] = waiting(what, ahead=world.rank == 0) if is_main else nullcontext()
     try:
         if done():
             return True

@@ -4,7 +4,7 @@ On rank 0 they do what they do. On the others what changes something changes not
 result, the same error. What asks is answered as rank 0's disk was at this line (`disk`).
 
 A rank's own is really done: what `tempfile` has named, what the system and libraries' caches have, and what samples and
-loaders' workers do (`whose`). Libraries in Python come through these doors, whatever they are. What writes from C++
+loaders' workers do (`whose`). Libraries in Python come here, whatever they are. What writes from C++
 doesn't: that is for `main_only`.
 """
 
@@ -29,7 +29,7 @@ from . import checkpoint, programs, sinks
 from .acting import mode as acting_as
 from .disk import Found, changing, disk
 from .imported import replace
-from .told import kept
+from .store import unpublished
 from .whose import is_by_tempfile, links, mode_of, ours, resolved, take_as_own
 from .world import world
 
@@ -194,7 +194,7 @@ def _listdir(path: Any = None) -> list[Any]:
 def _opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
     if getattr(kwargs.get("opener"), "__module__", "") == "pathlib":  # before Python 3.10
         del kwargs["opener"]
-    by_opener = kwargs.get("opener") is not None or len(args) > 5  # whose `os.open` comes through its own door
+    by_opener = kwargs.get("opener") is not None or len(args) > 5  # whose `os.open` is replaced, too
     whole = None if by_opener or not isinstance(mode, str) else ours(file)
     if whole is None:
         is_of_sample = acting_as.get() == "sample" or get_worker_info() is not None
@@ -230,7 +230,7 @@ def _for_reading(whole: str, path: Any, real: Callable[[Any], Any]) -> Any:
         os.close(first) if isinstance(first, int) else first.close()
     if found.is_absent:
         raise _absent(path)
-    version = disk.version(whole)
+    version = disk.path_of_content(whole)
     return real(path if version == whole else version)
 
 
@@ -350,7 +350,7 @@ def _sanitized(real: Any) -> Any:
     return sanitized
 
 
-def _doors() -> list[tuple[Any, str, Any, str]]:
+def _patches() -> list[tuple[Any, str, Any, str]]:
     """Where, which, by what, and why."""
     private: Any = tempfile
     jit: Any = torch.jit
@@ -362,12 +362,12 @@ def _doors() -> list[tuple[Any, str, Any, str]]:
         (builtins, "open", _opened, "rank 0's file is written once; a read waits for a write that it has passed"),
         (io, "open", _opened, "the same, for pathlib and others"),
         (os, "open", _open_descriptor, "the same, for descriptors"),
-        *((os, door.__name__, door, "what is there is what was there for rank 0 at this line") for door in asked),
+        *((os, each.__name__, each, "what is there is what was there for rank 0 at this line") for each in asked),
         *((m, name, _changing(full, getattr(m, name)), "rank 0 changes files, once") for m, name, full in changes),
         (torch, "save", checkpoint.saving(torch.save), "it writes from C++"),
         (scripted, "save", checkpoint.saving(scripted.save), "the same, for scripted modules"),
         (torch, "load", checkpoint.loading(torch.load), "a whole `nn.DataParallel` comes back wrapped"),
-        *programs.doors(),
+        *programs.patches(),
         (private, "_sanitize_params", _sanitized(private._sanitize_params), "own files are in no shared folder"),
     ]
 
@@ -378,9 +378,9 @@ def install() -> None:
         return
     disk.is_used = True
     tempfile.gettempdir()  # which looks for it the first time
-    stand_ins = _doors()
+    stand_ins = _patches()
     for owner, name, _, reason in stand_ins:
         of = f"{owner.__module__}." if isinstance(owner, type) else ""
         REPLACED[f"{of}{owner.__name__}.{name}"] = reason
     replace([(owner, name, stand_in) for owner, name, stand_in, _ in stand_ins], installed=True)
-    kept.at_birth.append(disk.hand_over)
+    unpublished.at_birth.append(disk.hand_over)

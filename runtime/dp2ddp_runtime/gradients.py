@@ -52,7 +52,7 @@ class Layout(NamedTuple):
         return whole.narrow(self.dim, sum(self.sizes[:rank]), self.sizes[rank])
 
 
-class _Shared:
+class OuterBackward:
     """The latest backward that came by what all ranks have: not one inside of another, or of a forward."""
 
     backward = -1
@@ -60,7 +60,7 @@ class _Shared:
 
 def is_inside() -> bool:
     """Whether what runs is a backward inside of another one, or of a forward."""
-    return torch._C._current_graph_task_id() not in (-1, _Shared.backward)
+    return torch._C._current_graph_task_id() not in (-1, OuterBackward.backward)
 
 
 class Take(Function):
@@ -78,7 +78,7 @@ class Take(Function):
     def backward(ctx: Any, grad: torch.Tensor | None, anchor: torch.Tensor | None) -> Any:
         if grad is None and anchor is None:
             return None, None
-        _Shared.backward = torch._C._current_graph_task_id()
+        OuterBackward.backward = torch._C._current_graph_task_id()
         grad = torch.zeros_like(ctx.like, device=ctx.device) if grad is None else grad
         return Gather.apply(grad, ctx.layout, None, *([] if anchor is None else [anchor])), None
 
@@ -96,7 +96,7 @@ class Gather(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        _Shared.backward = torch._C._current_graph_task_id()
+        OuterBackward.backward = torch._C._current_graph_task_id()
         rows, anchor = Take.apply(grad, ctx.layout)
         if not ctx.layout.sizes[world.rank]:  # none of the rows are this rank's; with a graph, as on the others
             rows = rows if rows.shape == ctx.shape else rows.narrow(ctx.layout.dim, 0, 0)

@@ -26,7 +26,7 @@ from typing import Any, Callable, NoReturn
 
 from . import codec, place
 from .imported import replace
-from .told import count, has, put, wait_until
+from .store import count, has, put, wait_until
 from .world import ADVICE, PeerError, world
 
 #: The seconds after which a rank that waits for another one makes rank 0 tell where all of them are.
@@ -326,6 +326,7 @@ class _Watch:
             "line": state.left_at or (waits[0][1] if waits else line) or "an unknown line",
             "left": bool(state.left_at),
             "waits": what,
+            "ahead": bool(waits) and waits[0][2],
             "does": "" if waits else text,
             "for": time.monotonic() - self._moved[2],
             "passed": world.passed,

@@ -78,7 +78,7 @@ class Output(Rows):
         return super().__torch_function__(func, types, args, kwargs)
 
     @classmethod
-    def _apart(cls, func: Any, args: Any, kwargs: Any, found: list[Any]) -> Any:
+    def _on_shards(cls, func: Any, args: Any, kwargs: Any, found: list[Any]) -> Any:
         name = rows.name_of(func)
         graph = any(each._rows.requires_grad for each in found)
         rule = _LOSSES.get(func) or _RULES.get(name)
@@ -87,7 +87,7 @@ class Output(Rows):
         elif graph and name not in _WITH_GRAPH:
             return NotImplemented
         else:
-            done = super()._apart(func, args, kwargs, found)
+            done = super()._on_shards(func, args, kwargs, found)
         if graph and any(map(rows.has_graph, tensors(done))):
             for each in found:
                 each._used = True
@@ -132,7 +132,7 @@ def _along(func: Any, args: Any, kwargs: Any, found: list[Any]) -> Any:
         return NotImplemented
     if any(type(dim) is not int or not dim % batch._rows.dim() for dim in dims):
         return NotImplemented
-    made = func(*nested(rows._own, args, Rows), **nested(rows._own, kwargs, Rows))
+    made = func(*nested(rows.own_rows, args, Rows), **nested(rows.own_rows, kwargs, Rows))
     if isinstance(made, T):
         return batch.made(made, batch._sizes)
     return type(made)([batch.made(each, batch._sizes) for each in made])
@@ -160,7 +160,7 @@ class Total(Function):
     def backward(ctx: Any, grad: Any, _: Any) -> Any:
         if grad is None:
             return (None,) * (4 + len(ctx.anchors))
-        gradients._Shared.backward = torch._C._current_graph_task_id()
+        gradients.OuterBackward.backward = torch._C._current_graph_task_id()
         own = Share.apply(grad, ctx.sizes, ctx.kind)
         anchors = (torch.zeros(0, dtype=kind, device=device) for kind, device in ctx.anchors)
         return (own, None, None, None, *anchors)
@@ -288,7 +288,7 @@ def _own_arguments(func: Any, call: dict[str, Any], batch: Rows) -> dict[str, An
 _LOSSES = dict.fromkeys((*_BY_CLASS, *_DIVIDED_BY_WEIGHT, *_OTHERS), _loss)
 _RULES: dict[str, Any] = {
     **dict.fromkeys("softmax log_softmax argmax argmin amax amin max min".split(), _along),
-    "sigmoid": rows._tried,
+    "sigmoid": rows.tried,
     "sum": _reduced,
     "mean": _reduced,
 }

@@ -22,7 +22,7 @@ from .acting import acting, mode
 from .birth import birth
 from .disk import EVERYTHING, changing, disk
 from .rows import materialize
-from .told import count, hear, tell
+from .store import count, publish, receive
 from .whose import mode_of, ours, turn
 from .world import world
 
@@ -95,8 +95,8 @@ class _Called:
         with changing(dict.fromkeys(_paths(args, kwargs), "tree")):
             made = self._present(*args, **kwargs)
         disk.changed(EVERYTHING)
-        if world.rank:  # what C++ writes, C++ reads: that passes no door
-            disk.settle(EVERYTHING)
+        if world.rank:  # what C++ writes, C++ reads: nothing of Python sees that
+            disk.wait_for_changes(EVERYTHING)
         return _gathering(made)
 
     def __getattr__(self, attribute: str) -> Any:
@@ -223,9 +223,9 @@ def broadcast(value: T) -> T:
         return value
     value, key = materialize(value), turn("value")
     if not world.rank:
-        tell(key, value)
+        publish(key, value)
         return value
-    found = hear(key, f"rank 0's value ({key})")
+    found = receive(key, f"rank 0's value ({key})")
     if world.size > 1 and count(f"{key}/read", 1) == world.size - 1:  # nobody needs it any more
         world.store.delete_key(key)
         world.store.delete_key(f"{key}/read")

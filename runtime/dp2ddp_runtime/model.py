@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from . import gpus, place, streams
 from .birth import form
-from .checks import sums, watch_steps
+from .checks import fingerprints, watch_steps
 from .cutting import Call, Cutter, Source
 from .gradients import Copy
 from .joining import Joint, Said, is_of_rows
@@ -206,7 +206,7 @@ class WrappedModel(DistributedDataParallel):
     def _tell_of_grown(self, before: dict[str, int], after: dict[str, int]) -> None:
         """A warning of a list to which a forward appends, not only the first one: replicas share it, ranks can't."""
         for name in [name for name, length in before.items() if after.get(name, 0) > length]:
-            self._cutter.tell(
+            self._cutter.warn_once(
                 name,
                 f"the forward of the model that {place.line()} calls appends to {name}: each rank's list has that "
                 "rank's rows alone. Return from the forward what the script reads",
@@ -241,7 +241,7 @@ class WrappedModel(DistributedDataParallel):
             said.described(sources),
             [each._number for each in batches],
             [replica.copies.are_hooked(), has_changed, len(flats), bool(moved)],
-            sums(list(unmended.values())),
+            fingerprints(list(unmended.values())),
         ]
         sent: list[Any] = [each.sent for each in batches]
         told = exchange("the wrapped model", value, [*said.tensors, *sent, *flats])
@@ -255,7 +255,7 @@ class WrappedModel(DistributedDataParallel):
         if any(note[1] for note in notes):
             buffers.take(told[0].tensors[-1:] if notes[0][2] else ())
         self._take_written(replica, unmended, sums_told)
-        joint = Joint(call, self.dim, said, told, described, sources, self._memory, self._cutter.tell)
+        joint = Joint(call, self.dim, said, told, described, sources, self._memory, self._cutter.warn_once)
         for each in assigned:
             self._keep(replica, joint, each, [theirs.get(each.key) for theirs in assigned_told], call)
         return joint.value(outlines_told, output)

@@ -19,7 +19,7 @@ import torch
 from . import codec, place
 from .acting import acting
 from .disk import EVERYTHING, disk, wait_or_see
-from .told import has, tell
+from .store import has, publish
 from .whose import mode_of, temporary, turn
 from .world import world
 
@@ -27,7 +27,7 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 _PYTHON = os.path.dirname(os.__file__) + os.sep
 
 
-def doors() -> list[tuple[Any, str, Any, str]]:
+def patches() -> list[tuple[Any, str, Any, str]]:
     """What is replaced: where, which, by what, and why."""
     popen: Any = subprocess.Popen
     return [
@@ -62,9 +62,9 @@ def _told_by_main(key: str, call: Callable[[], int | None]) -> int | None:
         try:
             code = call()
         except subprocess.TimeoutExpired as error:
-            tell(key, [error.timeout])
+            publish(key, [error.timeout])
             raise
-        tell(key, [None, code, 0 if code is None else disk.ran(), world.count])
+        publish(key, [None, code, 0 if code is None else disk.ran(), world.count])
         return code
     found = wait_or_see(lambda: has(key), 0, f"rank 0's {key}")
     if not found:

@@ -92,11 +92,11 @@ def share_answers(ask: Callable[[str, Callable[[], Any]], Any]) -> None:
     Args:
         ask: gives what rank 0's call gave: on rank 0 it calls, and tells; on another rank it waits for that.
     """
-    doors = [(builtins, "input"), (getpass, "getpass")]
+    asked = [(builtins, "input"), (getpass, "getpass")]
     if "click.termui" in sys.modules:  # which has kept the functions
-        doors += [(sys.modules["click.termui"], f"{kind}_prompt_func") for kind in ("visible", "hidden")]
+        asked += [(sys.modules["click.termui"], f"{kind}_prompt_func") for kind in ("visible", "hidden")]
     numbers = itertools.count()
-    replace([(owner, name, _once(getattr(owner, name), ask, numbers)) for owner, name in doors])
+    replace([(owner, name, _once(getattr(owner, name), ask, numbers)) for owner, name in asked])
 
 
 def _once(real: Callable[..., Any], ask: Callable[[str, Callable[[], Any]], Any], numbers: Any) -> Callable[..., Any]:

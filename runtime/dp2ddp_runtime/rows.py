@@ -25,7 +25,7 @@ from .world import SMALL, agree, exchange, gather_rows, group_of, waiting, world
 T = torch.Tensor
 _FIELDS = ("_rows", "_sizes", "_whole", "_views", "_source", "_number", "sent", "_anchors", "_used")
 _numbers = itertools.count()
-_waiting: weakref.WeakValueDictionary[str, Rows] = weakref.WeakValueDictionary()
+_unsent: weakref.WeakValueDictionary[str, Rows] = weakref.WeakValueDictionary()
 
 
 class Rows(T):
@@ -59,7 +59,7 @@ class Rows(T):
         new.sent, new._number = sent, ""
         if sent is not None:
             new._number = f"{next(_numbers)} {[*new._rows.shape[1:]]} {rows.dtype}"
-            _waiting[new._number] = new
+            _unsent[new._number] = new
         return new
 
     __hash__ = T.__hash__
@@ -77,13 +77,13 @@ class Rows(T):
             )
         found = tensors((args, kwargs), Rows)
         if all(each._whole is None and each._sizes == found[0]._sizes for each in found):
-            done = cls._apart(func, args, kwargs, found)
+            done = cls._on_shards(func, args, kwargs, found)
             if done is not NotImplemented:
                 return done
         return on_whole(func, args, kwargs)
 
     @classmethod
-    def _apart(cls, func: Any, args: Any, kwargs: Any, found: list[Rows]) -> Any:
+    def _on_shards(cls, func: Any, args: Any, kwargs: Any, found: list[Rows]) -> Any:
         """What `func` gives, from the rows of the batches among its arguments; NotImplemented where that can't be."""
         rule = RULES.get(name_of(func))
         if rule is None or any(_is_leaf(each) for each in found):
@@ -148,7 +148,7 @@ class Rows(T):
         swap: Any = getattr(torch.utils, "swap_tensors", None)
         if swap is None:
             return None
-        _waiting.pop(self._number, None)
+        _unsent.pop(self._number, None)
         state = vars(self).copy()
         vars(self).clear()
         vars(self).update({name: each for name, each in state.items() if name not in _FIELDS})
@@ -205,15 +205,15 @@ def on_whole(func: Any, args: Any, kwargs: Any) -> Any:
     return next((each for each in left if result is each._whole), result)
 
 
-def is_apart(value: Any) -> bool:
+def is_sharded(value: Any) -> bool:
     """Whether it is a batch of which the rows may be used as they are."""
     return isinstance(value, Rows) and value._whole is None and not _is_leaf(value)
 
 
 def pending() -> list[Rows]:
     """The small batches that nobody has looked at. Their `sent` may travel with a message, with their `_number`."""
-    found = [each for each in _waiting.values() if isinstance(each, Rows) and each._whole is None]
-    _waiting.clear()
+    found = [each for each in _unsent.values() if isinstance(each, Rows) and each._whole is None]
+    _unsent.clear()
     return found
 
 
@@ -270,7 +270,7 @@ def cut(tensor: T, sizes: Sequence[int]) -> T:
 
 def _moved(func: Any, args: Any, kwargs: Any, found: list[Rows]) -> Any:
     """Moves and casts; also what is asked of the rows. Another tensor says only where to, or of which type."""
-    rows = func(*nested(_own, args, Rows), **nested(_own, kwargs, Rows))
+    rows = func(*nested(own_rows, args, Rows), **nested(own_rows, kwargs, Rows))
     batch = args[0]
     if not isinstance(rows, T) or not isinstance(batch, Rows):
         return rows
@@ -279,13 +279,13 @@ def _moved(func: Any, args: Any, kwargs: Any, found: list[Rows]) -> Any:
             return batch
         rows = rows.clone(memory_format=torch.contiguous_format)
     if (rows.device, rows.dtype) == (batch._rows.device, batch._rows.dtype):
-        rest = nested(_own, (args[1:], kwargs), Rows)
+        rest = nested(own_rows, (args[1:], kwargs), Rows)
         return batch.made(rows, batch._sizes, lambda one: func(one, *rest[0], **rest[1]))
     sent = batch.sent if batch._rows.device.type == "cpu" != rows.device.type else None
     return batch.made(rows, batch._sizes, sent=sent)
 
 
-def _own(batch: Rows) -> T:
+def own_rows(batch: Rows) -> T:
     return batch._rows
 
 
@@ -381,10 +381,10 @@ def _viewed(func: Any, args: Any, kwargs: Any, found: list[Rows]) -> Any:
     """Shapes that leave a batch's dimension alone, of one batch."""
     if len(tensors((args, kwargs))) > 1:
         return NotImplemented
-    return _tried(func, args, kwargs, found, of_one=True)
+    return tried(func, args, kwargs, found, of_one=True)
 
 
-def _tried(func: Any, args: Any, kwargs: Any, found: list[Rows], of_one: bool = False) -> Any:
+def tried(func: Any, args: Any, kwargs: Any, found: list[Rows], of_one: bool = False) -> Any:
     """Two trials without memory, the second one with a row more, tell whether there is one row for each row."""
     if any(kwargs.get(name, default) != default for name, default in _UNUSUAL):
         return NotImplemented
@@ -503,7 +503,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(MOVES, _moved),
     **dict.fromkeys(VIEWS, _viewed),
     **dict.fromkeys(RESHAPES, _reshaped),
-    **dict.fromkeys([*COMPARISONS, *EACH], _tried),
+    **dict.fromkeys([*COMPARISONS, *EACH], tried),
     **dict.fromkeys(LIKE, _like),
     "__getitem__": _item,
 }

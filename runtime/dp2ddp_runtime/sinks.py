@@ -53,7 +53,7 @@ def _folder(process: int) -> str:
 
 
 def _copy_into(private: IO[bytes], path: Any) -> None:
-    was = disk.version(resolved(os.path.abspath(os.fsdecode(path))), 1)
+    was = disk.path_of_content(resolved(os.path.abspath(os.fsdecode(path))), 1)
     with suppress(OSError), _open(was, "rb") as found:  # not there, or gone
         shutil.copyfileobj(found, private)
     private.seek(0)

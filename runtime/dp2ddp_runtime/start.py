@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from . import codec, files, gpus, hangs, place, quiet, streams
 from .birth import ANEW, LAUNCHED, LOOPBACK, OF, PLACE, birth, leave, start_others
-from .told import ask, has, kept, tell, told
+from .store import ask, has, publish, published, unpublished
 from .world import waiting, world
 
 _POLL = 0.02  # seconds
@@ -100,7 +100,7 @@ def _begin(command: list[str], init_method: str | None) -> None:
             f"dp2ddp: {birth.asked_at} asks for what is rank 0's (ddp.broadcast, ddp.main_only) above ddp.setup(), "
             "where each rank would have its own: put ddp.setup() above the import of that module"
         )
-    birth.begun = kept.keeps = True
+    birth.begun = unpublished.collects = True
     world.pid = os.getpid()  # it may have been forked from one that has imported this
     birth.command, birth.folder = command, os.getcwd()
     birth.environment = {**os.environ}
@@ -140,7 +140,7 @@ def _join(own: Any, init_method: str | None) -> None:
     if world.rank == 0:
         streams.own_start()
         birth.born = {"states": streams.capture()}
-        tell("rank 0", [socket.gethostname(), os.getpid()])
+        publish("rank 0", [socket.gethostname(), os.getpid()])
         return
     os.environ[OF] = str(os.getpid())
     birth.terminals = own["terminals"] if own else _given_anew() or quiet.terminals()
@@ -168,7 +168,7 @@ def hear_born() -> Any:
         try:
             while not has("born"):
                 time.sleep(_POLL)
-                if _is_gone(told("rank 0")):
+                if _is_gone(published("rank 0")):
                     return None
             return codec.decode(world.store.get("born"))
         except RuntimeError:  # rank 0 has hosted the store

@@ -47,7 +47,8 @@ class World:
         store: the ranks' key-value store, for what must not be a collective; None as long as there is nobody else.
         groups: process groups by device type, and "sums" for gradients; None as long as this process is alone. They are
             the runtime's own: `torch.distributed.is_initialized()` stays False, as in the original.
-        waits: what this rank waits for, and at which line, innermost last (`hangs`); empty while it works.
+        waits: what this rank waits for, at which line, and whether for ranks that are behind it, innermost last;
+            empty while it works.
     """
 
     def __init__(self) -> None:
@@ -61,7 +62,7 @@ class World:
         self.pid = os.getpid()
         self.count = 0  # messages so far
         self.met = 0  # those of them that are over for this rank
-        self.waits: list[tuple[str, str]] = []
+        self.waits: list[tuple[str, str, bool]] = []
         self.passed = 0  # how often it has got what it waited for
         self.agreed: list[tuple[str, Any]] = []  # to be compared with the next message
         self.models: weakref.WeakSet[Any] = weakref.WeakSet()  # that are wrapped
@@ -107,9 +108,13 @@ world = World()
 
 
 @contextmanager
-def waiting(what: str) -> Iterator[None]:
-    """Around what another rank ends: `hangs` tells what this rank waits for, and where."""
-    world.waits.append((what, place.line()))
+def waiting(what: str, ahead: bool = False) -> Iterator[None]:
+    """Around what other ranks end: `hangs` tells what this rank waits for, and where.
+
+    Args:
+        ahead: whether these are behind it, and this rank doesn't stand in a message with them.
+    """
+    world.waits.append((what, place.line(), ahead))
     try:
         yield
     finally:

@@ -200,11 +200,14 @@ def test_a_rank_that_waits_in_a_message_which_this_one_has_left_has_passed_nothi
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It may wait there for a third rank's part, and hasn't come to what lies behind that message."""
-    told = [{"turn": turn, "waits": "the rows", "met": met, "left": False} for turn, met in enumerate([4, 4, 4, 5])]
+    told = [
+        {"turn": turn, "waits": "the rows", "ahead": False, "met": met, "left": False}
+        for turn, met in enumerate([4, 4, 4, 5])
+    ]
     disk: Any = sys.modules["dp2ddp_runtime.disk"]
     monkeypatch.setattr(world, "met", 5)
     monkeypatch.setattr(world, "groups", {})
     monkeypatch.setattr(disk, "_LOOKS_FURTHER_AFTER", 0)
-    monkeypatch.setattr(disk.told, "told", lambda key: [told.pop(0)])
+    monkeypatch.setattr(disk.store, "published", lambda key: [told.pop(0)])
     seen = disk._Seen(0)
     assert [seen() for _ in range(4)] == [False, False, False, True]

@@ -218,7 +218,7 @@ def train_on_clips(wrap: Wrap, large: bool) -> tuple[list[Parameters], list[bool
             (loss + F.cross_entropy(out, labels.unsqueeze(1).repeat(1, 4).view(-1))).backward()
             optimizer.step()
             history.append(snapshot(net))
-            gathered.append(not rows.is_apart(clips))
+            gathered.append(not rows.is_sharded(clips))
     return history, gathered
 
 

@@ -20,13 +20,15 @@ _NOT_THE_BATCH_S = "training is the same, so this is a number of one rank's rows
 
 def findings(comparison: Comparison) -> list[Finding]:
     """The first line that differs, and the files that do."""
-    return [*([_printed(comparison.lines)] if comparison.lines else []), *_files(comparison)]
+    logged = {text for run in comparison.recordings[:2] for text in run.noted["logged"]}
+    return [*([_printed(comparison.lines, logged)] if comparison.lines else []), *_files(comparison)]
 
 
-def _printed(lines: Sequence[LineDifference]) -> Finding:
+def _printed(lines: Sequence[LineDifference], logged: set[str]) -> Finding:
     first = lines[0]
+    how = "logged" if {first.original, first.converted} & logged else "printed"
     more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
-    what = f"printed line {first.line}: {shown(first.original)}, converted {shown(first.converted)}{more}"
+    what = f"{how} line {first.line}: {shown(first.original)}, converted {shown(first.converted)}{more}"
     if first.original is None or first.converted is None:
         which = "original" if first.converted is None else "converted script"
         return Finding("missing", what, f"a line that only the {which} prints")

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from dp2ddp.verify.run import recording, scratch
 from dp2ddp.verify.run.recording import Recording
@@ -138,9 +137,7 @@ class Running:
     def __enter__(self) -> Running:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *told: object) -> None:
         # An interrupt may have come between an order and its answer: then the server is asked nothing more, and ended.
         if kind is None or issubclass(kind, Exception):
             self.kill()

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from dp2ddp import RUNTIME_SOURCE
@@ -89,9 +88,7 @@ class ForkServer:
     def __enter__(self) -> ForkServer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *told: object) -> None:
         # In the middle of an import it may hear late that it is to end. What it has started ends with it.
         self.close(_ENDS_WITHIN if kind is None else _ENDS_SOON)
 

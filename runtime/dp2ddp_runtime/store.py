@@ -14,15 +14,15 @@ from .world import PeerError, waiting, world
 _POLL = 0.005  # seconds
 
 
-class Kept:
+class Unpublished:
     """What was told while there was no store; the store gets it by `hand_over`.
 
     Attributes:
-        keeps: whether there may be somebody to hear it, later.
+        collects: whether there may be somebody to hear it, later.
     """
 
     def __init__(self) -> None:
-        self.keeps = False
+        self.collects = False
         self.values: dict[str, bytes] = {}
         self.at_birth: list[Callable[[], None]] = []  # called when there is somebody to hear
 
@@ -35,7 +35,7 @@ class Kept:
             call()
 
 
-kept = Kept()
+unpublished = Unpublished()
 
 
 def put(key: str, data: bytes | str) -> None:
@@ -52,27 +52,27 @@ def has(key: str) -> bool:
     return bool(world.store.add(f"{key}/there", 0))
 
 
-def tell(key: str, value: Any) -> None:
+def publish(key: str, value: Any) -> None:
     """Rank 0 tells a plain value (`codec.dumps`). It is kept until there is somebody to hear it."""
     if world.store is not None:
         put(key, codec.encode(value))
-    elif kept.keeps:
-        kept.values[key] = codec.encode(value)
+    elif unpublished.collects:
+        unpublished.values[key] = codec.encode(value)
 
 
-def told(key: str) -> tuple[Any] | None:
+def published(key: str) -> tuple[Any] | None:
     """What was told; None if it wasn't. Never waits."""
     return None if world.store is None or not has(key) else (codec.decode(world.store.get(key)),)
 
 
-def hear(key: str, what: str) -> Any:
+def receive(key: str, what: str) -> Any:
     """What rank 0 tells, when it does. `what` is for the report of hangs. PeerError if it has ended."""
     wait_until(lambda: has(key), what)
     return codec.decode(world.store.get(key))
 
 
 def count(key: str, more: int = 0) -> int:
-    """A counter that all ranks share, with `more` added; without a store, this rank's alone, and not kept."""
+    """A counter that all ranks share, with `more` added; without a store, this rank's alone, and not unpublished."""
     return more if world.store is None else int(world.store.add(key, more))
 
 
@@ -96,11 +96,11 @@ def ask(key: str, call: Callable[[], Any]) -> Any:
         try:
             value = call()
         except (EOFError, OSError, KeyboardInterrupt) as error:
-            tell(key, [type(error).__name__, None])
+            publish(key, [type(error).__name__, None])
             raise
-        tell(key, ["", value])
+        publish(key, ["", value])
         return value
-    kind, value = hear(key, "rank 0's answer")
+    kind, value = receive(key, "rank 0's answer")
     if kind:
         raise {"EOFError": EOFError, "KeyboardInterrupt": KeyboardInterrupt}.get(kind, OSError)()
     return value
