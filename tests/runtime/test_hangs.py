@@ -129,7 +129,9 @@ print("together", told[0] == told[1], step < 1999)
 """
 
 
-@pytest.mark.parametrize(("number", "when"), [(signal.SIGINT, "behind"), (signal.SIGTERM, "before"), (signal.SIGUSR1, "behind")])
+@pytest.mark.parametrize(
+    ("number", "when"), [(signal.SIGINT, "behind"), (signal.SIGTERM, "before"), (signal.SIGUSR1, "behind")]
+)
 def test_signals_of_rank_0_are_all_ranks_at_the_same_step(warm: Warm, tmp_path: Path, number: int, when: str) -> None:
     """Ctrl-C, and handlers that the script has set before the wrap or behind it."""
     handler = "got = []\n"
