@@ -203,18 +203,30 @@ def _opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
     if not set(mode) & set("wax+"):
         return _for_reading(whole, file, lambda path: _real_open(path, mode, *args, **kwargs))
     if mode_of() == "mute":
-        return sinks.nowhere(file, mode, *args, **kwargs)
+        return sinks.nowhere(whole, 0, file, mode, *args, **kwargs)
     with changing({whole: "file"}):
         if world.rank:
             _check(whole, file, new="x" in mode, there="r" in mode, is_file=True)
-            if "r" in mode or "a" in mode:
-                disk.look(whole)
-            made = sinks.nowhere(file, mode, *args, **kwargs)
+            size = _size(whole) if "r" in mode or "a" in mode else 0
+            made = sinks.nowhere(whole, size, file, mode, *args, **kwargs)
         else:
             made = _real_open(file, mode, *args, **kwargs)
     disk.opens(whole)
     sinks.on_close(made, functools.partial(disk.closes, whole))
     return made
+
+
+def _size(path: str) -> int:
+    """Of the file that another rank appends to, at this line: rank 0 may have written more by now, or less."""
+    found = disk.look(path)
+    if found.how == "was" and found.value and found.value[1]:
+        return os.stat_result(found.value[1]).st_size
+    if found.is_absent:
+        return 0
+    try:
+        return sinks.sizes[path] if found.how == "passed" and path in sinks.sizes else _real_stat(path).st_size
+    except OSError:
+        return 0
 
 
 _opened.__module__, _opened.__qualname__ = "builtins", "open"
@@ -316,6 +328,8 @@ def _changing(name: str, real: Any) -> Any:
                 return real(*args, **kwargs)
             for kind, path, asked in about if not is_lenient else ():
                 _check(path, asked, kind in ("dir", "new"), kind in (None, "same", "read"), name == "shutil.copyfile")
+            for path in changes:
+                sinks.sizes.pop(path, None)
             if name in ("os.rename", "os.replace"):
                 _move_own(*given, *paths)
             if name == "os.symlink" and paths[1]:

@@ -53,14 +53,20 @@ class Layout(NamedTuple):
 
 
 class OuterBackward:
-    """The latest backward that came by what all ranks have: not one inside of another, or of a forward."""
+    """The latest backward that came by what all ranks have: not one inside of another, or of a forward.
 
-    backward = -1
+    Attributes:
+        task: its number.
+        in_forward: whether a replica runs its forward.
+    """
+
+    task = -1
+    in_forward = False
 
 
 def is_inside() -> bool:
     """Whether what runs is a backward inside of another one, or of a forward."""
-    return torch._C._current_graph_task_id() not in (-1, OuterBackward.backward)
+    return torch._C._current_graph_task_id() not in (-1, OuterBackward.task)
 
 
 class Take(Function):
@@ -78,7 +84,7 @@ class Take(Function):
     def backward(ctx: Any, grad: torch.Tensor | None, anchor: torch.Tensor | None) -> Any:
         if grad is None and anchor is None:
             return None, None
-        OuterBackward.backward = torch._C._current_graph_task_id()
+        OuterBackward.task = torch._C._current_graph_task_id()
         grad = torch.zeros_like(ctx.like, device=ctx.device) if grad is None else grad
         return Gather.apply(grad, ctx.layout, None, *([] if anchor is None else [anchor])), None
 
@@ -96,7 +102,7 @@ class Gather(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        OuterBackward.backward = torch._C._current_graph_task_id()
+        OuterBackward.task = torch._C._current_graph_task_id()
         rows, anchor = Take.apply(grad, ctx.layout)
         if not ctx.layout.sizes[world.rank]:  # none of the rows are this rank's; with a graph, as on the others
             rows = rows if rows.shape == ctx.shape else rows.narrow(ctx.layout.dim, 0, 0)
@@ -185,6 +191,8 @@ class Sum(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        if not OuterBackward.in_forward:  # of a second derivative that comes by no output
+            OuterBackward.task = torch._C._current_graph_task_id()
         anchor, *own = Copy.apply(ctx.bucket, None, *grads)
         return (None, anchor if ctx.has_anchor else None, *own)
 

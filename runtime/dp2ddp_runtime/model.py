@@ -25,7 +25,7 @@ from . import gpus, place, streams
 from .birth import form
 from .checks import fingerprints, watch_steps
 from .cutting import Call, Cutter, Source
-from .gradients import Copy
+from .gradients import Copy, OuterBackward
 from .joining import Joint, Said, is_of_rows
 from .nesting import chunks, nested
 from .replica import Assigned, Replica
@@ -75,12 +75,6 @@ def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
         return (disabled if "torch._dynamo" in sys.modules else function)(*args, **kwargs)
 
     return call
-
-
-class _Running:
-    """Whether a wrapped model's replica runs: one in it is then a part of it."""
-
-    now = False
 
 
 class WrappedModel(DistributedDataParallel):
@@ -157,14 +151,16 @@ class WrappedModel(DistributedDataParallel):
             ValueError: the ranks' outputs can't be put together.
         """
         if self._runs_as_it_is():
-            if world.device.type == "cuda" and self.count == 1 and not _Running.now:
+            if world.device.type == "cuda" and self.count == 1 and not OuterBackward.in_forward:
                 args, kwargs = nested(_onto_device, args), nested(_onto_device, kwargs)
             return self.module(*args, **kwargs)
         return self._on_rows(args, kwargs)
 
     @_uncompiled
     def _runs_as_it_is(self) -> bool:
-        return self.count == 1 or world.alone or _Running.now or "_is_replica" in self.__dict__ or _is_traced()
+        return (
+            self.count == 1 or world.alone or OuterBackward.in_forward or "_is_replica" in self.__dict__ or _is_traced()
+        )
 
     @_uncompiled
     def _on_rows(self, args: Any, kwargs: Any) -> Any:
@@ -192,7 +188,7 @@ class WrappedModel(DistributedDataParallel):
         """The replica's outputs for this rank's rows. One without any runs on rank 0's, and draws for nothing."""
         has_rows = call.sizes[world.rank] > 0 or not any(call.sizes)
         own = replica.begin()
-        _Running.now, Copy.idle = True, not has_rows
+        OuterBackward.in_forward, Copy.idle = True, not has_rows
         try:
             with streams.forward if has_rows else streams.Stream(rank=0), keeping_saved_tensors():
                 return own(*call.args, **call.kwargs)
@@ -200,7 +196,7 @@ class WrappedModel(DistributedDataParallel):
             world.raised = f" (behind {type(error).__name__}: {str(error)[:200]})"
             raise _of_the_script(error)  # noqa: B904 - the error itself
         finally:
-            _Running.now, Copy.idle = False, False
+            OuterBackward.in_forward, Copy.idle = False, False
             replica.end()
 
     def _tell_of_grown(self, before: dict[str, int], after: dict[str, int]) -> None:

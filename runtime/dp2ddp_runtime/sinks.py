@@ -59,34 +59,58 @@ def _copy_into(private: IO[bytes], path: Any) -> None:
     private.seek(0)
 
 
-class Nowhere(io.FileIO):
-    """A raw file of nobody's that keeps the room of what it takes, as a hole, and not the bytes."""
+#: By path: how large this rank's files of `Nowhere` are. Rank 0's may be shorter by now, or longer.
+sizes: dict[str, int] = {}
 
-    def __init__(self, name: Any) -> None:
+
+class Nowhere(io.FileIO):
+    """A raw file of nobody's that keeps the room of what it takes, as a hole, and not the bytes.
+
+    Args:
+        name: as the script calls it.
+        path: its whole path.
+        size: at which it begins, where it is appended to.
+    """
+
+    def __init__(self, name: Any, path: str, size: int) -> None:
         super().__init__(descriptor(), "w")
-        self.name = name
+        self.name, self._path = name, path
+        sizes[path] = size
+        self.seek(size)
 
     def write(self, data: Any) -> int:
         count = memoryview(data).nbytes
         end = self.seek(count, os.SEEK_CUR)
         if end > os.fstat(self.fileno()).st_size:
             self.truncate(end)
+        sizes[self._path] = max(end, sizes.get(self._path, 0))
         return count
 
 
 def nowhere(
-    path: Any, mode: str, buffering: int = -1, encoding: Any = None, errors: Any = None, newline: Any = None, *_: Any
+    whole: str,
+    size: int,
+    path: Any,
+    mode: str,
+    buffering: int = -1,
+    encoding: Any = None,
+    errors: Any = None,
+    newline: Any = None,
+    *_: Any,
 ) -> IO[Any]:
-    """What `open` gives, of the same kind, that leads nowhere; one that reads as well has a copy of its own."""
+    """What `open` gives, of the same kind, that leads nowhere; one that reads as well has a copy of its own.
+
+    Args:
+        whole: the file's path.
+        size: of the file that is appended to.
+        path, ...: as `open` takes them.
+    """
     mode = mode.replace("x", "w")
     if "+" in mode:
         own = descriptor(None if "w" in mode else path)
         return _open(path, mode, buffering, encoding, errors, newline, opener=lambda *_: own)
     _open(os.devnull, mode, buffering, encoding, errors, newline).close()  # its errors
-    raw: Any = Nowhere(path)
-    if "a" in mode:
-        with suppress(OSError):
-            raw.seek(os.stat(path).st_size)
+    raw: Any = Nowhere(path, whole, size if "a" in mode else 0)
     if buffering == 0:
         return raw  # type: ignore[no-any-return]
     buffer = io.BufferedWriter(raw, buffering if buffering > 1 else io.DEFAULT_BUFFER_SIZE)

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import subprocess
 import sys
 import time
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from tempfile import NamedTemporaryFile, mkstemp
 from typing import Any, Callable
@@ -168,7 +170,22 @@ def linked(late: Late) -> Any:
     return seen
 
 
-SHAPES = [failing, handles, commands, looks, linked]
+def rotating(late: Late) -> Any:
+    """A log that is rolled over by its size, of which each rank keeps its own count; and one that grows in pieces."""
+    handler = RotatingFileHandler("t.log", maxBytes=200, backupCount=9)
+    seen: list[Any] = []
+    for number in range(8):
+        handler.emit(logging.LogRecord("", 20, "", 0, f"{number}" * 60, None, None))
+        late()
+        with open("grows", "a") as file:
+            seen.append(file.tell())
+            file.write("row\n" * number)
+    handler.close()
+    late()
+    return [*seen, sorted(os.listdir("."))]
+
+
+SHAPES = [failing, handles, commands, looks, linked, rotating]
 
 
 def _run(shape: Callable[[Late], Any], folder: Path, late_rank: int) -> Any:

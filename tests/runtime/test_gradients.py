@@ -284,3 +284,18 @@ def test_a_weight_that_gets_other_memory_keeps_it() -> list[float]:
     with pytest.raises(RuntimeError, match=r"assigns to the \.data of a parameter on some ranks only"):
         net(a_row_each())
     return [round(each, 5) for each in norms.tolist()]
+
+
+@on_ranks(2, 3, each=True)
+def test_a_second_derivative_that_comes_by_no_output_of_a_parameter_with_a_hook() -> bool:
+    torch.manual_seed(0)
+    alone = Encoded()
+    net = models.wrap_model(copy.deepcopy(alone))
+    x, found = torch.randn(7, 4).double(), []
+    for module, call in ((alone, alone), (net.module, net)):
+        params = [*module.head.parameters()]
+        params[0].register_hook(lambda grad: grad * 2)
+        grads = torch.autograd.grad(call(x).exp().mean(), params, create_graph=True)
+        found.append(torch.autograd.grad(sum(each.square().sum() for each in grads), params))
+    torch.testing.assert_close(found[1], found[0])
+    return True
