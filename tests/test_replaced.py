@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import torch.nn as nn
 import dp2ddp_runtime as ddp
-from dp2ddp_runtime import files, gpus, hangs, quiet, streams
+from dp2ddp_runtime import files, gpus, hangs, quiet, signals, streams
 
 STDLIB = getattr(sys, "stdlib_module_names", ("os", "sys", "io", "builtins", "shutil", "subprocess"))
 WATCHED = ("torch", "torch.jit._script", "torch.random", "torch.serialization", "torch.nn.functional",
@@ -54,7 +54,7 @@ gpus.hold({"CUDA_VISIBLE_DEVICES": "1,0"})
 after = held()
 changed = [name for name, value in before.items() if name in after and after[name] is not value]
 changed = sorted(set().union(*ddp.gather(changed)))
-tables = {each.__name__.rpartition(".")[2]: each.REPLACED for each in (files, gpus, hangs, quiet, streams)}
+tables = {each.__name__.rpartition(".")[2]: each.REPLACED for each in (files, gpus, hangs, quiet, signals, streams)}
 named = {name for table in tables.values() for name in table}
 doors = [before[name] for name in named if name in before]
 other = [name for name in changed if name not in named and any(before[name] is each for each in doors)]

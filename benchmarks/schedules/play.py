@@ -211,6 +211,6 @@ def plants() -> dict[str, Callable[[], Any]]:
         disk.Disk._let_come = lambda self, *args: None  # type: ignore[method-assign]
 
     def no_wait() -> None:
-        disk.Disk.settle = lambda self, *args: None  # type: ignore[method-assign]
+        disk.Disk.wait_for_changes = lambda self, *args: None  # type: ignore[method-assign]
 
     return {"removes at once": no_turn, "reads at once": no_wait}

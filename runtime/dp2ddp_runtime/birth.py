@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from . import codec, gpus, hangs, place, quiet
+from .signals import signals
 from .store import count, publish, put, receive, unpublished, wait_until
 from .world import agree, exchange, world
 
@@ -206,7 +207,7 @@ def _meet(ids: Sequence[int]) -> None:
     if world.rank:
         os.chdir(receive("folder", "rank 0's working directory"))
     _share_processors()
-    hangs.share_signals()
+    signals.share()
     agree("the number of devices", len(ids))
     agree("the seed that torch was given before the first wrap", torch.initial_seed())
     exchange("the first wrap")

@@ -13,7 +13,6 @@ import math
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -22,10 +21,10 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
-from typing import Any, Callable, NoReturn
+from typing import Any, NoReturn
 
 from . import codec, place
-from .imported import replace
+from .signals import signals
 from .store import count, has, put, wait_until
 from .world import ADVICE, PeerError, world
 
@@ -35,7 +34,6 @@ STUCK_AFTER = "DP2DDP_STUCK_AFTER"
 REPLACED = {
     "threading.excepthook": "an error in a thread of another rank is told by rank 0",
     "sys.excepthook": "an error is shown once over all ranks, and ends them all",
-    "signal.signal": "handlers of SIGINT, SIGTERM and SIGUSR1 run on all ranks at the same line",
 }
 _SIGNAL_BASE = 128  # what a shell adds to the number of the signal that ended a process
 _PATIENCE = 1.0  # seconds that a rank waits before the ranks tell each other
@@ -52,21 +50,16 @@ class State:
     Attributes:
         aloud: where standard error led, on a rank that says nothing.
         failed: whether this rank is on its way out because of an error.
-        left_at: the line at which the script has ended; empty as long as it runs.
     """
 
     def __init__(self) -> None:
         self.aloud = 2
         self.failed = False
-        self.left_at = ""
         self.timeout = 1800.0  # seconds in which something has to move
         self.children: list[Any] = []  # the ranks that this process has started (`birth.Child`)
         self.has_parent = False  # whether it is such a rank
         self.over = threading.Event()
         self.thread: threading.Thread | None = None  # the one that looks
-        self.noticed: dict[int, float] = {}  # when Python last came to the handler of a signal
-        self.handled: dict[int, float] = {}  # when the script's own handler last ran
-        self.woken: socket.socket | None = None  # tells the thread that looks of signals, also while C++ waits
 
 
 state = State()
@@ -190,7 +183,7 @@ def _end_with_child(at_once: bool = False) -> None:
             continue
         if not at_once:
             time.sleep(_GRACE)
-        if (state.failed or state.left_at) and not at_once:
+        if (state.failed or world.left_at) and not at_once:
             return
         words = child.last_words()
         failed = [each for each in state.children if each.process.poll() and "failed:\n" in each.last_words()]
@@ -216,7 +209,7 @@ def _end_with_child(at_once: bool = False) -> None:
 def leave() -> None:
     """At exit: wait until all ranks have come to their end. A collective, but for a rank that has failed."""
     if not state.failed:
-        state.left_at = state.left_at or "its end"
+        world.left_at = world.left_at or "its end"
         with suppress(RuntimeError):  # rank 0 is gone already, and its store
             count("left", 1)
             wait_until(_all_have_left, "the others' end")
@@ -280,7 +273,7 @@ class _Watch:
                 self._end_if_interrupted()
                 if world.rank and state.has_parent and os.getppid() != self._parent:
                     os._exit(1)  # rank 0 is gone
-                if world.rank == 0 and not state.left_at:
+                if world.rank == 0 and not world.left_at:
                     _end_with_child()
                     self._say_of_others()
                 own = self._state()
@@ -299,12 +292,15 @@ class _Watch:
     def _end_if_interrupted(self) -> None:
         """Ctrl-C while the main thread waits in C++, where no handler runs, and what it waits for doesn't come."""
         before, self._looked = self._looked, time.monotonic()
-        with suppress(BlockingIOError):
-            if state.woken is not None and signal.SIGINT in state.woken.recv(4096):
-                self._interrupted = before, world.passed
+        if signal.SIGINT in signals.came():
+            self._interrupted = before, world.passed
         since, passed = self._interrupted
         waits = world.waits and passed == world.passed
-        if waits and time.monotonic() - since > _ALONE_AFTER + 1 and state.noticed.get(signal.SIGINT, 0.0) < since:
+        if (
+            waits
+            and time.monotonic() - since > signals.alone_after + 1
+            and not signals.was_noticed(signal.SIGINT, since)
+        ):
             say(f"dp2ddp: interrupted at {world.waits[0][1]}, where rank {world.rank} waited for {world.waits[0][0]}\n")
             end(_SIGNAL_BASE + signal.SIGINT)
 
@@ -323,8 +319,8 @@ class _Watch:
         if self._moved[:2] != (world.passed, what) or debugs:
             self._moved = world.passed, what, time.monotonic()
         return {
-            "line": state.left_at or (waits[0][1] if waits else line) or "an unknown line",
-            "left": bool(state.left_at),
+            "line": world.left_at or (waits[0][1] if waits else line) or "an unknown line",
+            "left": bool(world.left_at),
             "waits": what,
             "ahead": bool(waits) and waits[0][2],
             "does": "" if waits else text,
@@ -407,75 +403,3 @@ def _text(states: Sequence[Any]) -> str:
             what = f"waits for {each['waits']}" if each["waits"] else f"is at work: {each['does']}"
             lines.append(f"  rank {rank} at {each['line']} for {each['for']:.0f} s: {what}")
     return "\n".join(lines)
-
-
-# ---- signals ---------------------------------------------------------------------------------------------------------
-# They come to each rank at another line, or to one alone. A rank that saved and left at once would let the others wait.
-# So a signal is only noted; the next message carries it, and at its end all ranks run their handlers, at the same line.
-
-_SHARED = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
-_ALONE_AFTER = 5.0  # seconds without a message, after which a rank handles a signal by itself
-_COPIES_WITHIN = 1.0  # seconds: who signals all ranks signals some of them after they have handled it
-
-
-def share_signals() -> None:
-    """Take over what the script has set by `signal.signal`, and what it will set."""
-    original = signal.signal
-
-    def set_handler(number: Any, handler: Any) -> Any:
-        handler = handler.handler if isinstance(handler, _Noting) else handler  # that `signal.getsignal` gave
-        before = original(number, _Noting(handler) if callable(handler) and number in _SHARED else handler)
-        return before.handler if isinstance(before, _Noting) else before
-
-    if threading.current_thread() is not threading.main_thread():
-        return  # the main thread alone may ask for signals
-    for number in _SHARED:
-        handler = signal.getsignal(number)
-        if callable(handler):
-            set_handler(number, handler)
-    replace([(signal, "signal", set_handler)])
-    state.woken, wakes = socket.socketpair()
-    for each in (state.woken, wakes):
-        each.setblocking(False)
-    another = signal.set_wakeup_fd(wakes.detach(), warn_on_full_buffer=False)
-    if another != -1:  # such as an event loop's
-        state.woken = None
-        signal.set_wakeup_fd(another, warn_on_full_buffer=False)
-    world.signals = _handle
-
-
-def _handle(told: Sequence[Sequence[int]]) -> None:
-    """Run the handlers of the signals of which any rank has told. All ranks come here, at the same message."""
-    for number in sorted({number for each in told for number in each}):
-        _run(number, sys._getframe(1))
-
-
-def _run(number: int, frame: FrameType | None) -> None:
-    world.noted.pop(number, None)
-    state.handled[number] = time.monotonic()
-    noting = signal.getsignal(number)
-    if isinstance(noting, _Noting):
-        noting.handler(number, frame)
-
-
-class _Noting:
-    """The handler of a shared signal, in the place of the script's own."""
-
-    def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
-        self.handler = handler
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        now = state.noticed[number] = time.monotonic()
-        since = world.noted.get(number)
-        if world.alone or state.left_at or (since is not None and now - since > _ALONE_AFTER):  # no message comes
-            _run(number, frame)
-        elif since is None and now - state.handled.get(number, -math.inf) > _COPIES_WITHIN:
-            world.noted[number] = now
-            again = threading.Timer(_ALONE_AFTER + 0.1, _remind, [number])
-            again.daemon = True
-            again.start()
-
-
-def _remind(number: int) -> None:
-    if number in world.noted:
-        signal.pthread_kill(threading.main_thread().ident or 0, number)

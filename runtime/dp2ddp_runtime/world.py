@@ -68,6 +68,7 @@ class World:
         self.models: weakref.WeakSet[Any] = weakref.WeakSet()  # that are wrapped
         self.signals: Callable[[list[Any]], Any] = lambda told: None  # handles those of which any rank has told
         self.noted: dict[int, float] = {}  # signals to be told of
+        self.left_at = ""  # the line at which the script has ended
         self.raised = ""  # what a forward has raised since the last message, for ranks that come apart by it
 
     def meet(self, store: Any, rank: int, size: int, device: torch.device, shares: bool = False) -> None:

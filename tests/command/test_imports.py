@@ -9,7 +9,7 @@ from commands import python
 
 SCRIPT = "import torch.nn as nn\n\nnet = nn.DataParallel(nn.Linear(4, 2))\n"
 NEVER = "torch dp2ddp_runtime"
-HEAVY = "rich libcst tempfile json dp2ddp.rules dp2ddp.convert"
+HEAVY = "rich libcst tempfile dp2ddp.rules dp2ddp.convert"
 PAGES = "jinja2 markupsafe"
 PROJECTS = "rich dp2ddp.project.entries dp2ddp.convert.formats"
 

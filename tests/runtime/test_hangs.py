@@ -129,7 +129,9 @@ print("together", told[0] == told[1], step < 1999)
 """
 
 
-@pytest.mark.parametrize(("number", "when"), [(signal.SIGINT, "behind"), (signal.SIGTERM, "before")])
+@pytest.mark.parametrize(
+    ("number", "when"), [(signal.SIGINT, "behind"), (signal.SIGTERM, "before"), (signal.SIGUSR1, "behind")]
+)
 def test_signals_of_rank_0_are_all_ranks_at_the_same_step(warm: Warm, tmp_path: Path, number: int, when: str) -> None:
     """Ctrl-C, and handlers that the script has set before the wrap or behind it."""
     handler = "got = []\n"
@@ -160,7 +162,7 @@ def test_rank_0_is_interrupted_where_it_waits_for_a_rank_that_does_not_come(
     warm: Warm, tmp_path: Path, what: str
 ) -> None:
     """In a message, and in a collective of C++, where no handler of Python's runs."""
-    soon = "from dp2ddp_runtime import hangs; hangs._ALONE_AFTER = 0.5"
+    soon = "from dp2ddp_runtime.signals import signals; signals.alone_after = 0.5"
     body = f"{soon}\nif is_last: time.sleep(60)\nprint('ready', flush=True)\n{what}"
     with warm.started(write(tmp_path, HEAD + body), forked=True) as started:
         started.wait_for_output("ready")
@@ -174,8 +176,8 @@ def test_rank_0_is_interrupted_where_it_waits_for_a_rank_that_does_not_come(
 
 
 KEEPS = """
-from dp2ddp_runtime import hangs
-hangs._ALONE_AFTER = 0.5
+from dp2ddp_runtime.signals import signals
+signals.alone_after = 0.5
 torch.save("old", {path!r})
 print("ready", flush=True)
 try:
