@@ -227,7 +227,7 @@ def dist(arguments: Sequence[str]) -> int:
 
 
 def gpu(arguments: Sequence[str]) -> int:
-    """Try everything that can be tried on the GPUs at hand, in nine minutes; without one it says so."""
+    """Whether training is exact on the GPUs at hand, in some minutes; without one it says so."""
     MAIN.make()
     return MAIN.run("benchmarks/gpu.py", *arguments)
 

@@ -5,7 +5,8 @@
 Each case is `scripts/train.py` with another model, converted by the codemod, and `scripts/by_hand.py`; ranks have one
 thread each. Both are started in turn, several times: where a process finds memory favours one or the other for as long
 as it lives, and other people's load only ever adds. So the ratio is that of the best starts, which `--max` bounds; it
-means something only where there is a processor for each rank. With GPUs each rank takes one.
+means something only where there is a processor for each rank. With GPUs each rank takes one; on a single one, try
+`--ranks 1`: a rank that does all that ranks do, and meets itself over NCCL.
 """
 
 from __future__ import annotations
@@ -32,14 +33,15 @@ CASES = {
 }
 
 
-def converted() -> str:
-    """The original as the codemod makes it."""
+def converted(*, alone: bool) -> str:
+    """The original as the codemod makes it; a single rank, which makes no process groups, meets itself."""
     from dp2ddp.convert.pipeline import convert_source
     from dp2ddp.rules import Options
 
     conversion = convert_source((SCRIPTS / "train.py").read_text(), "train.py", Options())
     assert conversion.changed
-    return conversion.new_text
+    meets = "\n\nfrom on_device import be_one\n\nbe_one()" * alone
+    return conversion.new_text.replace("ddp.setup()", f"ddp.setup(){meets}", 1)
 
 
 def start(command: Sequence[str], ranks: int) -> dict[str, Any]:
@@ -49,6 +51,7 @@ def start(command: Sequence[str], ranks: int) -> dict[str, Any]:
         SystemExit: it failed.
     """
     env = {**os.environ, "DP2DDP_NPROC": str(ranks), "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SCRIPTS), os.environ.get("PYTHONPATH")]))
     done = subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True, check=False, timeout=600)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
@@ -70,7 +73,7 @@ def main() -> None:
     worst = 0.0
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "train_ddp.py")
-        script.write_text(converted())
+        script.write_text(converted(alone=given.ranks == 1))
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={given.ranks}"]
         ways = {"by hand": [*torchrun, str(SCRIPTS / "by_hand.py")], "converted": [str(script)]}
         print(f"{'':14}{'':>12}{'best ms':>10}{'median ms':>11}{'of best':>9}{'peak MB':>9}")

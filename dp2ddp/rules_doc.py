@@ -14,11 +14,10 @@ _INTRODUCTION = f"""\
 <!-- fmt: off -->
 # The rules
 
-Made by `python -m dp2ddp.rules_doc > docs/rules.md` from the rules themselves; do not edit. Every example is a test.
-An example shows its own rule alone (and those named with it); a real conversion runs them all, as they need each other.
-"Left alone" is what one might expect a rule to change, and it doesn't: another rule may, or nothing has to.
-`dp2ddp rules DDP002` shows one rule in the terminal. `--ignore DDP011` leaves a rule's edits to you, with a note for
-each; what can't be left out, because the others are only right together with it: {_ESSENTIAL}.
+Made by `python -m dp2ddp.rules_doc > docs/rules.md`; do not edit. Every example is a test, and shows its own rule alone
+(and those named with it); a conversion runs them all. `dp2ddp rules DDP002` shows one in the terminal, and what it
+leaves alone. `--ignore DDP011` leaves a rule's edits to you, with a note for each. These can't be left out, because the
+others need them: {_ESSENTIAL}.
 """
 
 
@@ -34,13 +33,11 @@ def _section(rule: Rule) -> Iterator[str]:
     yield ""
     yield f"**{rule.title}.** {' '.join(rule.why.split())}"
     yield ""
-    yield f"Source: `{type(rule).__module__.replace('.', '/')}.py`"
-    yield ""
-    for title, code, example in _parts(rule):
-        yield f"{title.capitalize()}{_conditions(example)}:"
+    for example in rule.examples:
+        yield f"{_kind(example).capitalize()}{_conditions(example)}:"
         yield ""
         yield f"```{'diff' if example.diff else 'python'}"
-        yield code.rstrip("\n")
+        yield (example.diff or example.unchanged).rstrip("\n")
         yield "```"
         yield ""
 
@@ -52,12 +49,8 @@ def _conditions(example: Example) -> str:
     return f" ({conditions})" if conditions else ""
 
 
-def _parts(rule: Rule) -> Iterator[tuple[str, str, Example]]:
-    """A rule's examples: what each is, and its code."""
-    for example in rule.examples:
-        yield ("converted" if example.diff else "only noted"), example.diff or example.unchanged, example
-    for example in rule.valid:
-        yield "left alone", example.unchanged, example
+def _kind(example: Example) -> str:
+    return "converted" if example.diff else "only noted"
 
 
 def flags_of(example: Example) -> str:
@@ -77,11 +70,12 @@ def rule_lines(rule: Rule) -> Iterator[str]:
     yield from rules_lines([rule])
     yield ""
     yield wrap_text(" ".join(rule.why.split()), width=100)
-    for title, code, example in _parts(rule):
+    shown = [*((_kind(example), example) for example in rule.examples), *(("left alone", each) for each in rule.valid)]
+    for title, example in shown:
         flags = f" with {flags_of(example)}" if flags_of(example) else ""
         yield ""
         yield style(f"{title}{flags}:", bold=True)
-        yield from (f"    {line}".rstrip() for line in code.rstrip("\n").split("\n"))
+        yield from (f"    {line}".rstrip() for line in (example.diff or example.unchanged).rstrip("\n").split("\n"))
 
 
 if __name__ == "__main__":

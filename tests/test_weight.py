@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 #: By folder. Raise one only with a reason in the commit, and lower it where lines went.
 LIMITS = {
-    "dp2ddp": 425,
+    "dp2ddp": 400,
     "dp2ddp/analysis": 975,
     "dp2ddp/command": 425,
     "dp2ddp/convert": 2_225,
@@ -20,13 +20,13 @@ LIMITS = {
     "dp2ddp/page": 225,
     "dp2ddp/project": 1_250,
     "dp2ddp/rewrite": 625,
-    "dp2ddp/rules": 1_775,
+    "dp2ddp/rules": 1_750,
     "dp2ddp/source": 800,
     "dp2ddp/verify": 4_750,
     "runtime/dp2ddp_runtime": 7_550,
     "tests": 1_400,
     "tests/analysis": 650,
-    "tests/benchmarks": 300,
+    "tests/benchmarks": 275,
     "tests/command": 200,
     "tests/convert": 1_650,
     "tests/docs": 425,

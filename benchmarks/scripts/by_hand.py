@@ -1,13 +1,12 @@
 """The original moved to DistributedDataParallel by hand, as tutorials do, the batch size divided by the ranks."""
 
 import os
-import time
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
-from train import CASES, Data, arguments, mixed, report
+from train import CASES, Data, arguments, fit, report
 
 
 def main():
@@ -23,21 +22,7 @@ def main():
     sampler = DistributedSampler(data, shuffle=True)
     loader = DataLoader(data, batch_size=rows // ranks, sampler=sampler, num_workers=args.workers)
     net = DistributedDataParallel(make().to(device))
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
-
-    total_loss, correct, ends = 0.0, 0, []
-    for x, y in loader:
-        x, loss_of = mixed(x.to(device), y.to(device), args.case == "mixup")
-        optimizer.zero_grad()
-        out = net(x)
-        loss = loss_of(out)
-        loss.backward()
-        optimizer.step()
-        total_loss += loss.item()
-        correct += (out.argmax(1) == y.to(device)).sum().item()
-        ends.append(time.perf_counter())
-        if len(ends) == args.steps:
-            break
+    ends = fit(net, loader, device, args)
     if dist.get_rank() == 0:
         report(ends)
     dist.destroy_process_group()

@@ -1,17 +1,13 @@
 """Some steps of training on a GPU (or the CPU), as `benchmarks/gpu.py` starts it; prints what came out as JSON.
 
 One script for all ways to train, so that nothing else differs between them: `runtime` (ranks by `dp2ddp_runtime`), `one`
-(a single rank that goes through all of it, over NCCL), `hand` (DistributedDataParallel, as tutorials have it), `oracle`
-(one process that emulates `nn.DataParallel` with N replicas), `plain` (one process, no wrap).
+(a single rank that goes through all of it, over NCCL), `oracle` (one process that emulates `nn.DataParallel` with N
+replicas).
 """
 
 import argparse
 import json
-import os
-import statistics
 import sys
-import time
-import traceback
 from pathlib import Path
 
 import torch
@@ -37,46 +33,26 @@ def segmentation():
     return nn.Sequential(*layers)
 
 
-def resnet(name):
-    import torchvision
-
-    return getattr(torchvision.models, name)(num_classes=10)
-
-
 CASES = {
     "many": (many, (64,)),
     "convolutions": (convolutions, (3, 64, 64)),
     "transformer": (transformer, (64, 256)),
     "segmentation": (segmentation, (3, 64, 64)),
-    "resnet18": (lambda: resnet("resnet18"), (3, 224, 224)),
-    "resnet50": (lambda: resnet("resnet50"), (3, 224, 224)),
 }
 
 
-def place(wrap, ranks):
-    """This process's device, whether it prints, which rows of a batch are its own, and how a model is wrapped."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if wrap == "plain":
-        return device, True, slice(None), lambda net: net
+def wrapper(wrap, ranks):
+    """How a model is wrapped."""
     if wrap == "oracle":
         from dp2ddp.verify.emulate.oracle import EmulatedDataParallel
 
-        return device, True, slice(None), lambda net: EmulatedDataParallel(net, n=ranks)
-    if wrap in ("runtime", "one"):
-        import dp2ddp_runtime as ddp
+        return lambda net: EmulatedDataParallel(net, n=ranks)
+    import dp2ddp_runtime as ddp
 
-        ddp.setup()
-        if wrap == "one":
-            be_one()
-        return device, True, slice(None), ddp.wrap_model
-    import torch.distributed as dist
-
-    rank, count, local = int(os.environ["RANK"]), torch.cuda.device_count(), int(os.environ["LOCAL_RANK"])
-    if count:
-        device = torch.device("cuda", local % count)
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if count and ranks <= count else "gloo")
-    return device, rank == 0, slice(rank, None, ranks), nn.parallel.DistributedDataParallel
+    ddp.setup()
+    if wrap == "one":
+        be_one()
+    return ddp.wrap_model
 
 
 def be_one():
@@ -102,25 +78,19 @@ def drawn(rows, shape, dense, generator):
     return x, torch.randint(10, (rows, *(shape[1:] if dense else ())), generator=generator)
 
 
-def train(case, amp, steps, batch_size, device, rows, wrap):
+def train(case, amp, steps, batch_size, wrap):
     """What a case comes to."""
     torch.manual_seed(0)
     make, shape = CASES[case]
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     net = wrap(make().to(device))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
     dtype = getattr(torch, amp, torch.float16)
     scaler = torch.amp.GradScaler(device.type, enabled=amp == "float16" and device.type == "cuda")
     data = torch.Generator().manual_seed(1)
-    losses, seconds = [], []
-    batches = [drawn(batch_size, shape, case == "segmentation", data) for _ in range(3)]  # more take longer than steps
-    for step in range(steps):
-        x, y = batches[step % 3]
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        x, y = x[rows].to(device), y[rows].to(device)
+    losses = []
+    for _ in range(steps):
+        x, y = (each.to(device) for each in drawn(batch_size, shape, case == "segmentation", data))
         optimizer.zero_grad()
         with torch.autocast(device.type, dtype=dtype, enabled=amp != "none"):
             loss = F.cross_entropy(net(x).float(), y)
@@ -130,40 +100,25 @@ def train(case, amp, steps, batch_size, device, rows, wrap):
         scaler.step(optimizer)
         scaler.update()
         losses.append(loss.item())
-        seconds.append(time.perf_counter() - start)
     return {
         "losses": losses,
         "norms": [value.double().norm().item() for value in net.state_dict().values() if value.is_floating_point()],
         "scale": scaler.get_scale(),
-        "ms": statistics.median(seconds[len(seconds) // 3 :]) * 1e3,
-        "peak_mb": torch.cuda.max_memory_allocated() / 1e6 if device.type == "cuda" else None,
     }
 
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("wrap", choices=["runtime", "one", "hand", "oracle", "plain"])
+    parser.add_argument("wrap", choices=["runtime", "one", "oracle"])
     parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=1e9, help="no case begins after that")
     parser.add_argument("runs", nargs="+", help="case:autocast:steps:rows of a batch")
     args = parser.parse_args()
-
-    began = time.monotonic()
-    device, prints, rows, wrap = place(args.wrap, args.ranks)
+    wrap = wrapper(args.wrap, args.ranks)
     torch.backends.cudnn.deterministic = True
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     for run in args.runs:
-        if time.monotonic() - began > args.seconds:
-            break
         case, amp, steps, batch_size = run.split(":")
-        try:
-            found = train(case, amp, int(steps), int(batch_size), device, rows, wrap)
-        except Exception:
-            found = {"error": traceback.format_exc()[-1500:]}
-        if prints:
-            print(json.dumps({"run": run, **found}), flush=True)
-        if "error" in found:
-            break
+        print(json.dumps(train(case, amp, int(steps), int(batch_size), wrap)), flush=True)
 
 
 if __name__ == "__main__":

@@ -94,15 +94,8 @@ def report(ends):
     print(json.dumps({"ms": statistics.median(took) * 1e3, "peak_mb": peak / 1e6}))
 
 
-def main():
-    args = arguments()
-    torch.manual_seed(0)
-    np.random.seed(0)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    make, shape, classes, labels, rows = CASES[args.case]
-    data = Data((args.steps + 16) * rows, shape, classes, labels)  # loaders are ahead, and no epoch shall end
-    loader = DataLoader(data, batch_size=rows, shuffle=True, num_workers=args.workers)
-    net = nn.DataParallel(make()).to(device)
+def fit(net, loader, device, args):
+    """Train; returns when each step ended."""
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
 
     total_loss, correct, ends = 0.0, 0, []
@@ -118,7 +111,19 @@ def main():
         ends.append(time.perf_counter())
         if len(ends) == args.steps:
             break
-    report(ends)
+    return ends
+
+
+def main():
+    args = arguments()
+    torch.manual_seed(0)
+    np.random.seed(0)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    make, shape, classes, labels, rows = CASES[args.case]
+    data = Data((args.steps + 16) * rows, shape, classes, labels)  # loaders are ahead, and no epoch shall end
+    loader = DataLoader(data, batch_size=rows, shuffle=True, num_workers=args.workers)
+    net = nn.DataParallel(make()).to(device)
+    report(fit(net, loader, device, args))
 
 
 if __name__ == "__main__":

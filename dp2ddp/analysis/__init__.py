@@ -1,1 +1,1 @@
-"""What a program says: names, classes, wraps, loaders, and what can't be converted. A parsed program in, facts out."""
+"""What a program says: names, classes, wraps, loaders, what can't be converted. A parsed program in, facts out."""

@@ -1,1 +1,1 @@
-"""What the commands share: options, settings from `pyproject.toml`, the terminal, and how a command ends."""
+"""What the commands share: options, settings, the terminal, and how a command ends."""

@@ -1,4 +1,4 @@
-"""Pages that people look at in a browser: one file each, with nothing to fetch, for `--html`.
+"""Pages for a browser (`--html`): one file each, with nothing to fetch.
 
 What all pages share is here: the frame (`templates/base.html.j2`), the theme, the parts (`templates/macros.html.j2`:
 sections, tables, code before and after, commands with a button that copies them), the escaping. A page of your own `{%

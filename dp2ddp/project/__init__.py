@@ -1,1 +1,1 @@
-"""Files: what lies in a project, what imports what, which are started; reading and writing them, each whole."""
+"""A project's files: what imports what, which are started; reading and writing them whole."""

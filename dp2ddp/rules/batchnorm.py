@@ -17,11 +17,10 @@ class BatchNormRule(Rule):
     title = "Keep DataParallel's BatchNorm, or synchronise it"
     effect = "keeps or synchronises BatchNorm"
     why = (
-        "DataParallel normalises each replica's chunk on its own and keeps the first replica's running "
-        "statistics. The wrapped model does just that. `--sync-bn` converts to SyncBatchNorm, whose statistics "
-        "are the whole batch's: often better for small batches, but not what the original trained. Packages that "
-        "synchronise BatchNorm by patching DataParallel's replicas are replaced with `--sync-bn`, and refused "
-        "without it."
+        "DataParallel normalises each replica's chunk on its own and keeps the first replica's running statistics. "
+        "The wrapped model does just that. `--sync-bn` takes the whole batch's statistics: often better for small "
+        "batches, but not what the original trained. Packages that synchronise BatchNorm by patching DataParallel's "
+        "replicas are replaced with `--sync-bn`, and refused without it."
     )
     examples = (
         Example(

@@ -23,11 +23,9 @@ class ClocksRule(Rule):
     title = "Let rank 0 choose names and seeds"
     effect = "lets one process decide for all"
     why = (
-        "Each rank has a clock and random names of its own. A folder named after the time may be another one on "
-        "another rank, which then looks for rank 0's checkpoint where it isn't; a seed taken from the clock makes "
-        "the ranks diverge. `ddp.broadcast` gives all ranks what rank 0 had at this line, and waits for nobody. "
-        "Timers (`time.time()`) stay as they are, but for seeds; a test of one gets a note, as ranks may part "
-        "there."
+        "Each rank has its own clock and random names. A folder named after the time may be another one on each rank, "
+        "and a seed taken from the clock makes the ranks diverge. `ddp.broadcast` gives all ranks what rank 0 had at "
+        "this line, and waits for nobody. Timers stay, but a test of one gets a note, as ranks may part there."
     )
     examples = (
         Example(

@@ -18,8 +18,8 @@ class FunctionalRule(Rule):
     why = (
         "`nn.parallel.data_parallel` copies the module to all devices in each call. `ddp.data_parallel` splits the "
         "inputs over the ranks and gathers the outputs; the module's gradients are summed from its first call on. "
-        "Keys of checkpoints don't change, because the module itself isn't wrapped. A guard such as "
-        "`if x.is_cuda and ngpu > 1` stays: where it is false, every rank computes the same."
+        "Keys of checkpoints stay, as the module itself isn't wrapped. Guards stay: where one is false, every rank "
+        "computes the same."
     )
     essential = True
     examples = (

@@ -41,10 +41,10 @@ class HandlersRule(Rule):
     id = "DDP020"
     title = "Point out what ranks may not reach together"
     why = (
-        "A rank may run out of memory alone. A handler that prints, saves and ends is fine; after one that goes on "
-        "to train, the ranks wait for each other, and say where. The same holds for a handler of any error that goes "
-        "on with the next step. Threads that call the model come to it in another order on each rank. A timer "
-        "(`SIGALRM`) comes to each at another line. (Ctrl-C and other signals reach all ranks at the same step.)"
+        "A rank may run out of memory, or meet another error, alone. A handler that prints, saves and ends is fine; "
+        "after one that goes on to train, the ranks wait for each other, and say where. Threads that call the model, "
+        "and timers (`SIGALRM`), come to each rank at another line. (Ctrl-C and other signals reach all ranks at the "
+        "same step.)"
     )
     examples = (
         Example("""\

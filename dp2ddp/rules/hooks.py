@@ -22,9 +22,9 @@ class HooksRule(Rule):
     id = "DDP025"
     title = "Point out hooks that keep what they see"
     why = (
-        "A hook on a layer of the wrapped model runs on a replica's rows. Under DataParallel all fill one list, "
-        "or add to one number, in one process; each rank has its own, with its own rows. What a forward returns is "
-        "whole; what a hook keeps is not."
+        "A hook on a layer of the wrapped model sees a replica's rows. Under DataParallel all fill one list, or add "
+        "to one number, in one process; each rank has its own. What a forward returns is whole; what a hook keeps is "
+        "not."
     )
     examples = (
         Example("""\

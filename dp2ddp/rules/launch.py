@@ -20,11 +20,10 @@ class LaunchRule(Rule):
     effect = "lets the processes start"
     why = (
         "`ddp.setup()` starts nothing: it says that from here on this process can become the first of several. The "
-        "others start when a model is wrapped for several GPUs; then it is known which, whatever option or variable "
-        "says so. A run that wraps nothing stays the single process that it was. So it has no arguments, and always "
-        "stands on top of the started file, behind the imports of libraries and above those of the program's own "
-        "modules: what these do while they are imported, such as opening a log, is rank 0's, too. With `--allow-ddp` "
-        "it leaves runs alone in which the script sets up DDP itself."
+        "others start when a model is wrapped for several GPUs. A run that wraps nothing stays one process. The call "
+        "stands above the imports of the program's own modules: what these do while they are imported, such as "
+        "opening a log, is rank 0's, too. With `--allow-ddp` it leaves runs alone in which the script sets up DDP "
+        "itself."
     )
     essential = True
     examples = (

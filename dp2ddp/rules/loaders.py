@@ -26,8 +26,7 @@ class LoadersRule(Rule):
     why = (
         "`DistributedSampler`, the usual way, pads the last batches, multiplies the batch size and shuffles "
         "differently. `ddp.shard_loader` splits the very batches that the original draws, so batch size, sampler, "
-        "learning rate and `len(loader)` stay as they are. Every `DataLoader` of the program is sharded, and every "
-        "class that derives from it: one that feeds no model costs a message for each batch, and gives the same. A "
+        "learning rate and `len(loader)` stay. Every `DataLoader` is sharded, and every class that derives from it. A "
         "`collate_fn` may mix rows, so with one each rank loads whole batches, unless you say that rows stay apart: "
         "`rows=True`."
     )

@@ -29,12 +29,10 @@ class OldNamesRule(Rule):
     title = "Rename what PyTorch has renamed"
     effect = "renames what PyTorch has renamed"
     why = (
-        "`async` is a keyword since Python 3.7, and PyTorch calls the argument `non_blocking` since 0.4. A script "
-        "that says `async=True` is no Python any more, so it is renamed before anything else is read. So are "
-        "torchvision's `Scale` and `RandomSizedCrop`, which have the same arguments by new names, `it.next()` of what "
-        "`iter` made, which is `next(it)` since Python 3, and `loss.data[0]` of what `backward` is called on, or what "
-        "one of torch's losses gives. Any other `loss.data[0]` and `_DataLoaderIter`, which today's PyTorch can't run, "
-        "and `volatile=True`, which it ignores, get a note."
+        "`async=True` is no Python since 3.7: it becomes `non_blocking=True`. torchvision's `Scale` and "
+        "`RandomSizedCrop` get their new names, `it.next()` of what `iter` made becomes `next(it)`, and "
+        "`loss.data[0]` of a loss `loss.item()`. What today's PyTorch can't run (other `loss.data[0]`, "
+        "`_DataLoaderIter`) or ignores (`volatile=True`) gets a note."
     )
     essential = True
     examples = (

@@ -20,9 +20,8 @@ class OptimizerRule(Rule):
     title = "Unwrap the optimizer"
     effect = "unwraps the optimizer"
     why = (
-        "Old scripts put the optimizer into `nn.DataParallel`, too, and then step it through `.module`. It never "
-        "did anything. Under DistributedDataParallel each rank steps its own optimizer with the same "
-        "gradients. An optimizer is what `torch.optim` builds, or what is called so; a model's `.module` stays."
+        "Old scripts put the optimizer into `nn.DataParallel`, too, and step it through `.module`. It never did "
+        "anything. An optimizer is what `torch.optim` builds, or what is called so; a model's `.module` stays."
     )
     essential = True
     always = True

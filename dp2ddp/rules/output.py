@@ -25,12 +25,10 @@ class OutputRule(Rule):
     title = "Show and track from rank 0"
     effect = "writes files once"
     why = (
-        "Every rank runs every line. What Python writes, makes and removes is rank 0's alone after `ddp.setup`, "
-        "whatever library does it, `print`, progress bars and `logging` are silenced on the other ranks, and "
-        "matplotlib opens no window there: these lines stay. What goes to a server or another window, or is written "
-        "from C++ (`cv2.imwrite`), the runtime can't see: on the other ranks `ddp.main_only` does nothing. A tracker's "
-        "module is rank 0's by one line below the imports. [The table](../dp2ddp/analysis/catalogue.toml) has one line "
-        "for each function."
+        "After `ddp.setup` rank 0 alone prints, logs, and changes files by Python, whatever library does it: these "
+        "lines stay. What goes to a server or a window, or is written from C++ (`cv2.imwrite`), the runtime can't "
+        "see: on the other ranks `ddp.main_only` does nothing. [The table](../dp2ddp/analysis/catalogue.toml) has one "
+        "line for each function."
     )
     examples = (
         Example(

@@ -16,10 +16,9 @@ class SavingRule(Rule):
     title = "Save checkpoints from rank 0, atomically"
     effect = "writes files once"
     why = (
-        "With one process per GPU, every rank would write the same file at the same time. `ddp.save` writes on rank "
-        "0 alone, to a temporary file that then takes the name, so nobody reads half a checkpoint. The keys stay as "
-        "the original wrote them, `module.` included, so the original can still load the file. What is written into "
-        "memory (`io.BytesIO`) each rank has for itself. A plain `torch.save` is safe, too, after `ddp.setup`."
+        "`ddp.save` writes on rank 0 alone, to a temporary file that then takes the name, so nobody reads half a "
+        "checkpoint. The keys stay, `module.` included, so the original can still load the file. A plain `torch.save` "
+        "is safe, too, after `ddp.setup`."
     )
     examples = (
         Example(

@@ -16,8 +16,8 @@ class TypeChecksRule(Rule):
     title = "Keep asking whether the model is wrapped"
     effect = "keeps asking whether the model is wrapped"
     why = (
-        "Scripts unwrap with `model.module if isinstance(model, nn.DataParallel) else model`. The wrapper is "
-        'another class now, and the answer must stay yes. `hasattr(model, "module")` works as it is.'
+        "Scripts unwrap with `model.module if isinstance(model, nn.DataParallel) else model`. The wrapper is another "
+        "class now, and the answer must stay yes."
     )
     examples = (
         Example(

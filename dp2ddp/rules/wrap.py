@@ -19,11 +19,10 @@ class WrapRule(Rule):
     title = "Wrap the model in DistributedDataParallel"
     effect = "wraps the model: one replica in each process"
     why = (
-        "`ddp.wrap_model` runs the model on this rank's rows of the batch, gives back the outputs for all of it, "
-        "and sums gradients over the ranks. BatchNorm, unused parameters and state dict keys behave as under "
-        "DataParallel; the model stays where it is until the script moves it. Guards stay as they are: where the "
-        "original does not wrap, neither does the converted script. All arguments stay: `device_ids` say how many "
-        "processes there are, and on which GPUs."
+        "`ddp.wrap_model` runs the model on this rank's rows of the batch, returns the outputs for all of it, and "
+        "sums gradients over the ranks. BatchNorm, unused parameters and state dict keys behave as under "
+        "DataParallel. All arguments and guards stay: `device_ids` say how many processes there are, and where the "
+        "original does not wrap, neither does the converted script."
     )
     essential = True
     examples = (

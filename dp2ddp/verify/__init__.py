@@ -1,4 +1,4 @@
-"""Run an original and its conversion, record both without changing them, compare what they did.
+"""Run an original and its conversion, record both, compare what they did.
 
 `cli` is `dp2ddp verify`. `command.verifying` has a fork server (`start`) start both scripts under `run.run_script`,
 each in a `scratch` directory, where `emulate` shows them another machine and `run.step_hooks` write down what they do;

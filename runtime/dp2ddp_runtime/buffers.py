@@ -1,4 +1,4 @@
-"""A model's buffers: rank 0's on all ranks, behind each forward that trains, as `nn.DataParallel` keeps its first's."""
+"""A model's buffers: rank 0's on all ranks after each training forward."""
 
 from __future__ import annotations
 

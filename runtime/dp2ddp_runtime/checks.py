@@ -1,4 +1,4 @@
-"""Ahead of an optimizer's step: what all ranks must have alike is looked at, or is made rank 0's."""
+"""Before an optimizer's step: what must be alike on all ranks is compared, or made rank 0's."""
 
 from __future__ import annotations
 

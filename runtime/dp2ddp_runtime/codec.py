@@ -1,4 +1,4 @@
-"""Plain values as bytes: what ranks tell each other is never unpickled.
+"""Plain values as bytes, without pickle.
 
 Whoever reaches a socket could put a program into a pickle, but only values into this.
 """

@@ -1,4 +1,4 @@
-"""What in a batch has a row for each sample, and how the ranks' parts become a whole one.
+"""What in a batch has a row for each sample, and how ranks' parts become a whole.
 
 `default_collate` makes a tensor of each field, with the samples along its first dimension, or a list of texts. Of a
 `collate_fn` of the script's it is said (`rows=True`) that rows stay apart in it: they are what grows with the samples.

@@ -1,4 +1,4 @@
-"""What a rank's replica is given: its rows of each argument of the wrapped model."""
+"""A rank's rows of each argument of the wrapped model."""
 
 from __future__ import annotations
 

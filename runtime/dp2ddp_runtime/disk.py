@@ -1,4 +1,4 @@
-"""The disk, as rank 0's was when it stood where this rank stands now.
+"""The disk, as it was when rank 0 stood at this line.
 
 Rank 0 changes files, and tells, once a path, what was there before; other ranks change nothing and remember what they
 have passed. So a rank's answer about a path is what it has passed itself, else what was there before rank 0 changed it,

@@ -1,4 +1,4 @@
-"""Rank 0 alone changes the disk. Python's own functions for that lead here, and those that ask what is there.
+"""Python's functions that change the disk, or ask what is there: rank 0 alone changes it.
 
 On rank 0 they do what they do. On the others what changes something changes nothing, and comes to the same: the same
 result, the same error. What asks is answered as rank 0's disk was at this line (`disk`).

@@ -1,4 +1,4 @@
-"""Which GPUs ranks have: each sees those that rank 0 sees, with its own where the wrap's first device is.
+"""Which GPUs ranks have: each sees rank 0's, its own first.
 
 Rank r's CUDA_VISIBLE_DEVICES is rank 0's with the entries of device 0 and device r *exchanged* (`device_ids=[2, 3]`:
 entries 2 and 3). So `cuda:0`, `.cuda(device_ids[0])`, `torch.cuda.device_count()`, properties, `set_device`, threads

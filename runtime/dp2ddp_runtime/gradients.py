@@ -1,4 +1,4 @@
-"""Gradients by construction: two pairs of functions, each the other's adjoint, so autograd does all the rest.
+"""Gradients by construction: two pairs of adjoint functions; autograd does the rest.
 
     Take   a whole that all ranks have -> this rank's rows      Gather  the ranks' rows -> the whole
     Copy   parameters -> this replica's                         Sum     the replicas' gradients -> their sum

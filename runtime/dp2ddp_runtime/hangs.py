@@ -1,4 +1,4 @@
-"""Ranks that fail, leave or wait for each other: an error is told once, and nothing hangs without a word.
+"""Ranks that fail, leave or wait for each other: errors are shown once, hangs are reported.
 
 Each rank has one thread, which looks from time to time. As soon as any rank waits for some seconds, all tell the store
 where they are, and the lowest one that can still tell speaks for all.

@@ -1,4 +1,7 @@
-"""What the ranks' replicas return, as one value: tensors along the batch's dimension, lists with an entry a row, ..."""
+"""What the ranks' replicas return, as one value.
+
+Tensors are joined along the batch's dimension, and lists with an entry for each row.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large outputs, which stay on their ranks with their graph: only into torch's losses, sums and means.
+"""Large outputs, which stay on their ranks up to torch's losses, sums and means.
 
 A closed list; anything else, writes into them above all, gathers the whole with its gradient. The gradient of a sum
 over the ranks is each rank's own: `Total` and `Share` are each other's adjoint.

@@ -1,4 +1,4 @@
-"""Small messages between the ranks of one machine, from each straight to each other, over sockets of their own.
+"""Small messages between the ranks of one machine, over sockets of their own.
 
 A collective of gloo's wakes three threads on each rank; between two layers of a model, with cold caches, one of 4 kB
 took 1.4 ms and 0.8 ms of a processor, and this 0.2 and 0.03 (two ranks on two cores).

@@ -1,4 +1,4 @@
-"""Loaders of which each rank loads its rows of every batch: same samples, same order, same number of batches.
+"""Loaders of which each rank loads its rows of every batch.
 
 The script gets whole batches, as a model from `wrap_model` takes them; their tensors are `rows.Rows`. Where rows can't
 be told apart every rank loads all of them, as the original does.

@@ -1,6 +1,6 @@
-"""What rank 0 does alone: writers and services, and values that it alone knows. No collectives.
+"""What rank 0 does alone: writers and services.
 
-The other ranks get stand-ins that take every call, because every rank runs every line.
+The other ranks get stand-ins that take every call, because every rank runs every line. No collectives.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The wrapped model: `nn.DataParallel`'s replicas, one on each rank. The script gives whole batches, and gets them."""
+"""The wrapped model: `nn.DataParallel`'s replicas, one on each rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors in tuples, lists, mappings and dataclasses, and how many rows of a batch each rank has."""
+"""Tensors in tuples, lists, mappings and dataclasses, and each rank's number of rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the script is: the line that an error names, and that ranks compare when they meet."""
+"""The script's line, which errors name, and ranks compare when they meet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that the script starts: rank 0's alone, unless their output is read, which all ranks need.
+"""Programs that the script starts: rank 0's alone, unless their output is read.
 
 What a program changes isn't seen. So it waits, on rank 0, until the others have come to it, and what they know of the
 disk ends when it has ended.

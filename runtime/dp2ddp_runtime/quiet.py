@@ -1,4 +1,4 @@
-"""Rank 0 has the terminal. The others print nothing, ask nobody, and stop at no breakpoint."""
+"""Rank 0 has the terminal: the others print nothing, ask nobody, and stop at no breakpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a script may ask about the ranks, and values over all of them: for scripts that are written by hand."""
+"""What a script may ask about the ranks, and values over all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This rank's replica of a module: shallow copies of all modules in it, whose parameters are `gradients.Copies`.
+"""This rank's replica of a module: shallow copies, whose parameters are `gradients.Copies`.
 
 As in https://github.com/pytorch/pytorch/blob/main/torch/nn/parallel/replicate.py, but `parameters()` are there, and
 what a forward assigns in the script's own classes stays, as on one GPU. What calls the modules anew in a backward

@@ -1,4 +1,4 @@
-"""Batches that are whole to the script, while each rank holds its rows of them. They have no graph (`large` has).
+"""Batches that are whole to the script, while each rank holds its rows of them.
 
 What torch does to each row by itself is done to a rank's own rows: a list of names, and a trial on tensors without
 memory. Whoever looks at anything else gets the whole batch, gathered once; from then on it is an ordinary tensor.

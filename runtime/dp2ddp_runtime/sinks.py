@@ -1,4 +1,4 @@
-"""What another rank holds in the place of a file that rank 0 writes: of the same kind, and it leads nowhere."""
+"""Files that lead nowhere, for other ranks, in the place of those that rank 0 writes."""
 
 from __future__ import annotations
 

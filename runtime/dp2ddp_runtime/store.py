@@ -1,4 +1,4 @@
-"""What rank 0 tells, once and for all, and the ranks' counters: by the key-value store, and never a collective.
+"""What rank 0 tells once and for all, and the ranks' counters, by the key-value store.
 
 Before there is anybody to hear it, rank 0 keeps what it tells.
 """

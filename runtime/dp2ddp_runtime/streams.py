@@ -1,4 +1,4 @@
-"""Random streams: the ordinary generators are one stream, which all ranks share; a forward has each rank's own.
+"""Random streams: ordinary generators are one stream on all ranks; a forward has each rank's own.
 
 The *shared* stream is what `random`, NumPy, torch (CPU, and CUDA on this rank's device) hold while the script runs: the
 same states on all ranks, drawn from as the original draws. Inside of a wrapped model's forward (dropout) they hold a

@@ -1,4 +1,4 @@
-"""Who this process is among the ranks, and what they tell each other: one kind of message, and it is checked."""
+"""Who this process is among the ranks, and their one kind of message, which is checked."""
 
 from __future__ import annotations
 
