@@ -23,7 +23,7 @@ LIMITS = {
     "dp2ddp/rules": 1_750,
     "dp2ddp/source": 800,
     "dp2ddp/verify": 4_750,
-    "runtime/dp2ddp_runtime": 7_550,
+    "runtime/dp2ddp_runtime": 7_600,
     "tests": 1_400,
     "tests/analysis": 650,
     "tests/benchmarks": 275,
@@ -37,7 +37,7 @@ LIMITS = {
     "tests/project": 450,
     "tests/rewrite": 225,
     "tests/rules": 625,
-    "tests/runtime": 5_650,
+    "tests/runtime": 5_700,
     "tests/source": 75,
     "tests/verify": 2_325,
 }

@@ -73,9 +73,7 @@ def collates(loader: ast.Call, classes: Classes) -> bool:
     call, or by its class.
     """
     definition = classes.definition(loader.func)
-    inside = ast.walk(definition) if isinstance(definition, ast.ClassDef) else ()
+    inside = [*ast.walk(definition)] if isinstance(definition, ast.ClassDef) else []
     given = [keyword(each, "collate_fn") for each in (loader, *(n for n in inside if isinstance(n, ast.Call)))]
-    if any(each is not None and not (isinstance(each, ast.Constant) and each.value is None) for each in given):
-        return True
-    stores = ast.walk(definition) if isinstance(definition, ast.ClassDef) else ()
-    return any(isinstance(n, ast.Attribute) and n.attr == "collate_fn" and isinstance(n.ctx, ast.Store) for n in stores)
+    is_set = (isinstance(n, ast.Attribute) and n.attr == "collate_fn" and isinstance(n.ctx, ast.Store) for n in inside)
+    return any(is_set) or any(each is not None and ast.unparse(each) != "None" for each in given)
