@@ -58,6 +58,7 @@ class Cutter:
         # Of the latest call, as `Call` has them:
         self._rows: int | None = None
         self._sizes: tuple[int, ...] = ()
+        self._tensors: list[Any] = []
         self._sources: list[Source] = []
         self._seen: list[str] = []
         self._told: set[Any] = set()
@@ -67,13 +68,15 @@ class Cutter:
         """Each rank's part of a call's arguments, on its device.
 
         Tensors in tuples, lists and mappings are cut in `torch.chunk`'s sizes; so are lists and tuples that have as
-        many entries as the batch has rows. All else goes to each replica as it is, as with `nn.DataParallel`.
+        many entries as the batch has rows, unless a tensor numbers the rows. All else goes to each replica as it is, as
+        with `nn.DataParallel`.
         """
         self._calls += 1
         self._rows = rows = self._count((args, kwargs))
         self._sizes = (1,) + (0,) * (world.size - 1) if rows is None else chunks(rows, self._replicas)
         self._sources, self._seen = [], []
         own_args, own_kwargs = self._part((), args), self._part((), kwargs)
+        self._tensors = []
         if rows is None:
             self.warn_once(
                 "whole",
@@ -87,6 +90,7 @@ class Cutter:
     def _count(self, arguments: Any) -> int | None:
         """How many rows the batch has: those of the first tensor; else the entries of lists that have as many."""
         scattered = _scattered(arguments)
+        self._tensors = scattered
         if any(isinstance(each, PackedSequence) for each in scattered):
             return None
         found = [each for each in scattered if each.dim() > self._dim]
@@ -109,9 +113,17 @@ class Cutter:
         else:
             inner = tensors(value)
             found = not inner or not all(each.dim() > self._dim and each.size(self._dim) == rows for each in inner)
+        if found and self._are_numbered:  # as under DataParallel, which gives each replica all entries
+            found = False
         if rows > 4:  # few entries may as well be a size, or several inputs
             self._lists[path] = found
         return found
+
+    @property
+    def _are_numbered(self) -> bool:
+        """Whether a tensor of the call numbers its rows, by which the module finds the entries of whole lists."""
+        numbers = [t for t in self._tensors if type(t) is torch.Tensor and t.dim() == 1 and t.dtype == torch.int64]
+        return any(each.tolist() == [*range(self._rows or 0)] for each in numbers)
 
     def warn_once(self, key: Any, text: str) -> None:
         """A warning, once."""

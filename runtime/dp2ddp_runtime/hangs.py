@@ -217,6 +217,8 @@ def leave() -> None:
         for child in state.children:
             with suppress(subprocess.TimeoutExpired):
                 child.process.wait(max(0.1, deadline - time.monotonic()))
+        if any(child.process.poll() and "failed:\n" in child.last_words() for child in state.children):
+            _end_with_child(at_once=True)  # the script has caught what rank 0 was told of it
     # The interpreter must not end while a thread is in the store: C++ aborts the process.
     state.over.set()
     if state.thread is not None:

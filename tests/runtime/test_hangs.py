@@ -36,6 +36,7 @@ def is_alive(pid: int) -> bool:
     [
         ("if is_last: raise ValueError('boom')", 1, ["rank 1 of 2 failed:", "ValueError: boom"]),
         ("sys.exit(3)", 3, []),
+        ("if is_last: raise ValueError('boom')\ntry: net(x)\nexcept RuntimeError: sys.exit()", 1, ["ValueError: boom"]),
         ("if not is_last: sys.exit(3)", 1, ["rank 0 has left the script", "rank 1 at train.py", "waits for"]),
         ("if is_last: os._exit(7)", 7, ["rank 1 ended with exit code 7"]),
         ("if is_last: os.kill(os.getpid(), signal.SIGKILL)", 137, ["rank 1 was ended by signal 9", "out of memory?"]),

@@ -420,3 +420,15 @@ def test_checkpoints_inside_and_around() -> None:
         loss, wrapped_loss = module(x).square().sum(), checkpoint(net, y, use_reentrant=False).square().sum()
         assert_trained(module, net, loss, wrapped_loss)
         torch.testing.assert_close(y.grad, x.grad)
+
+
+@on_ranks(2, 3)
+def test_lists_whose_entries_a_tensor_of_numbers_finds_stay_whole() -> None:
+    """So modules do whose authors knew that DataParallel gives each replica all of a list."""
+
+    def forward(self: Any, x: torch.Tensor, numbers: torch.Tensor, scales: list[float]) -> torch.Tensor:
+        return torch.stack([row * scales[number] for row, number in zip(self.layer(x), numbers.tolist())])
+
+    module, net = both(Net(forward))
+    scales = [float(row) for row in range(7)]
+    torch.testing.assert_close(net(batch(7), torch.arange(7), scales), module(batch(7), torch.arange(7), scales))
