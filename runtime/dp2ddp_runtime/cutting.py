@@ -139,6 +139,13 @@ class Cutter:
             moved: Any = value.to(world.device)  # type: ignore[arg-type]
             return moved._replace(data=self._copied(whole(moved.data)))
         if path and self._is_list_of_rows(path, value):
+            if all(type(each) in (int, float) for each in value):
+                self.warn_once(
+                    ("numbers", *path),
+                    f"{place.line()} gives the wrapped model a list of {len(value)} numbers (argument "
+                    f"{'.'.join(map(str, path))}), as many as the batch has rows: each rank has those of its rows. If "
+                    "they aren't about rows, make them a buffer of the model",
+                )
             rank = world.rank if self._sizes[world.rank] else 0
             mine = value[sum(self._sizes[:rank]) : sum(self._sizes[: rank + 1])]
             self._look_at(f"{len(value)} entries")
@@ -170,6 +177,8 @@ class Cutter:
         if sizes is None:
             self._look_at(tensor)
             return self._copied(whole(tensor))
+        if total > sum(sizes):  # parts for replicas that there aren't
+            tensor = whole(tensor).narrow(self._dim, 0, sum(sizes))
         batch: Any = tensor if is_sharded(tensor) and not self._dim and tensor._sizes == sizes else None  # type: ignore[attr-defined]
         if batch is None:
             tensor = whole(tensor)
@@ -190,8 +199,9 @@ class Cutter:
     def _of_other_rows(self, path: tuple[Any, ...], tensor: torch.Tensor) -> tuple[int, ...] | None:
         """The sizes in which a tensor is cut that has other rows than the batch; None if every rank has all of it."""
         assert self._rows is not None
-        sizes = chunks(tensor.size(self._dim), self._replicas)
-        is_cut = sum(map(bool, sizes)) == sum(map(bool, self._sizes))
+        parts = chunks(tensor.size(self._dim), self._replicas)
+        is_cut = sum(map(bool, parts)) >= sum(map(bool, self._sizes))
+        sizes = tuple(part if size else 0 for part, size in zip(parts, self._sizes))
         self.warn_once(
             path,
             f"{place.line()} gives the wrapped model a batch of {self._rows} rows, and with it a tensor of shape "

@@ -220,7 +220,7 @@ def _size(path: str) -> int:
     """Of the file that another rank appends to, at this line: rank 0 may have written more by now, or less."""
     found = disk.look(path)
     if found.how == "was" and found.value and found.value[1]:
-        return os.stat_result(found.value[1]).st_size
+        return os.stat_result(*found.value[1]).st_size
     if found.is_absent:
         return 0
     try:

@@ -20,7 +20,6 @@ class _Synced:
     def forward(self: Any, input: torch.Tensor) -> torch.Tensor:
         if not (self.training or self.running_mean is None):
             return super().forward(input)  # type: ignore[misc,no-any-return]
-        self._check_input_dim(input)
         dims = [dim for dim in range(input.dim()) if dim != 1]
         wide = input.double() if input.dtype == torch.float64 else input.float()
         count = wide.new_tensor(0.0 if Copy.idle else wide.numel() / max(1, wide.size(1)))
