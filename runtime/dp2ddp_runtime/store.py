@@ -72,7 +72,7 @@ def receive(key: str, what: str) -> Any:
 
 
 def count(key: str, more: int = 0) -> int:
-    """A counter that all ranks share, with `more` added; without a store, this rank's alone, and not unpublished."""
+    """A counter that all ranks share, with `more` added; without a store, this rank's alone, and not stored."""
     return more if world.store is None else int(world.store.add(key, more))
 
 
