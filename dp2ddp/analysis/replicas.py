@@ -146,7 +146,7 @@ class Replicas:
                 yield node  # type: ignore[misc]
 
     def _compared(self) -> Iterator[ast.expr]:
-        """Where a module compares the index of its device with a number or a list of devices, or computes with it."""
+        """Where a module compares the index of its device with a number or a device list, computes or picks by it."""
         for layer in self._layers:
             if _meets(layer) or not self._classes.derives(layer, ["torch.nn.Module"]):
                 continue
@@ -167,8 +167,11 @@ class Replicas:
         return [n for n in found if isinstance(n, ast.Name) and n.id in names and isinstance(n.ctx, ast.Load)]
 
     def _decides_by(self, index: ast.expr) -> ast.expr | None:
-        """The comparison or the sum that an index stands in; as an argument, or in a text, it names a device."""
+        """The comparison, the sum or the pick that an index stands in; as an argument or in a text it names a GPU."""
         around = self._source.parent(index)
+        around = self._source.parent(around) if isinstance(around, ast.Slice) else around
+        if isinstance(around, ast.Subscript):
+            return around
         if isinstance(around, ast.Compare):
             others = (n for n in (around.left, *around.comparators) if not isinstance(n, ast.Call) and n is not index)
             is_number = any(isinstance(n, ast.Constant) or _DEVICE_LISTS.search(ast.unparse(n)) for n in others)

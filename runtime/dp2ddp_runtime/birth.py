@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from . import codec, gpus, hangs, place, quiet
+from .disk import disk
 from .signals import signals
 from .store import count, publish, put, receive, unpublished, wait_until
 from .world import agree, exchange, world
@@ -53,6 +54,7 @@ class Birth:
         self.called = self.begun = False
         self.launched: Mapping[str, str] = {}
         self.began_at = 0.0
+        self.is_early = False  # whether all ranks started in `setup`
         self.environment: dict[str, str] = {}
         self.command: list[str] = []
         self.folder = ""
@@ -128,6 +130,7 @@ def start_others(ids: Sequence[int]) -> None:
     if world.store is None:
         _start_children(birth.born["size"])
     unpublished.hand_over()
+    disk.hand_over()
     put("born", codec.encode(birth.born))
 
 
@@ -184,7 +187,7 @@ def _start_children(size: int) -> None:
 def _meet(ids: Sequence[int]) -> None:
     """The ranks' groups; all ranks come here, at the same line."""
     seconds = time.monotonic() - birth.began_at
-    if world.rank == 0 and seconds > _TOLD_AFTER and not birth.launched and birth.born.get("early") is None:
+    if world.rank == 0 and seconds > _TOLD_AFTER and not birth.launched and not birth.is_early:
         sys.stderr.write(
             f"dp2ddp: {seconds:.0f} s passed before the first wrap ({place.line()}), which each other rank takes now "
             'as well; ddp.setup(start="now") starts all at once\n'

@@ -99,6 +99,8 @@ class Disk:
     def _begin(self) -> None:
         self.programs = 0  # that rank 0 has run: what they do isn't seen, so what is known ends there
         self.passed: dict[str, str | None] = {}
+        self.links: dict[str, str] = {}  # where symbolic links lead that this rank has passed
+        self.sizes: dict[str, int] = {}  # of files into which this rank has written, as it has: rank 0 may be elsewhere
         self._below: defaultdict[str, set[str]] = defaultdict(set)  # by folder: paths that are passed, or told of
         self._was: dict[str, list[tuple[int, Any]]] = {}  # what was there, by programs that had run, as rank 0 tells it
         self._done: Counter[str] = Counter()  # changes of a path that this rank has passed
@@ -294,6 +296,22 @@ class Disk:
                     return Found("was", was)
         return Found("disk")
 
+    def link(self, path: str) -> str | None:
+        """Where a symbolic link leads, as rank 0's did at this line; None if none was there. Doesn't wait."""
+        target = _target(path)
+        if not world.rank:
+            return target
+        with self._now():
+            if self.passed.get(path, "tree") != "tree":
+                return None
+            if path in self.links:
+                return self.links[path]
+        if target is not None:  # rank 0 may have made it just now
+            self._hear()
+        with self._lock:
+            was = self._first_told(path)
+        return target if was is ... else was and was[2]
+
     def path_of_content(self, path: str, passed: int = 0) -> str:
         """Where the content of a file lies, as it was before the last `passed` changes of this rank's.
 
@@ -417,7 +435,7 @@ def chain(path: str) -> Iterator[str]:
 
 
 def _described(path: str) -> Any:
-    """What `os.lstat` and `os.stat` give, as plain values; None if nothing is there."""
+    """What `os.lstat`, `os.stat` and `os.readlink` give, as plain values; None if nothing is there."""
     try:
         link = _lstat(path)
     except (OSError, ValueError):
@@ -427,4 +445,11 @@ def _described(path: str) -> Any:
         target = None
         with suppress(OSError):
             target = _stat(path)
-    return [each and each.__reduce__()[1] for each in (link, target)]
+    return [*(each and each.__reduce__()[1] for each in (link, target)), _target(path)]
+
+
+def _target(path: str) -> str | None:
+    try:
+        return os.readlink(path)
+    except (OSError, ValueError):
+        return None

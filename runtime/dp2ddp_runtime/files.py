@@ -29,8 +29,7 @@ from . import checkpoint, programs, sinks
 from .acting import mode as acting_as
 from .disk import Found, changing, disk
 from .imported import replace
-from .store import unpublished
-from .whose import is_by_tempfile, links, mode_of, ours, resolved, take_as_own
+from .whose import is_by_tempfile, mode_of, ours, resolved, take_as_own
 from .world import world
 
 #: What is replaced, and why; `docs/architecture.md` has the table.
@@ -219,14 +218,11 @@ def _opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
 def _size(path: str) -> int:
     """Of the file that another rank appends to, at this line: rank 0 may have written more by now, or less."""
     found = disk.look(path)
-    if found.how == "was" and found.value and found.value[1]:
-        return os.stat_result(*found.value[1]).st_size
-    if found.is_absent:
-        return 0
-    try:
-        return sinks.sizes[path] if found.how == "passed" and path in sinks.sizes else _real_stat(path).st_size
-    except OSError:
-        return 0
+    if found.how == "passed" and path in disk.sizes:
+        return disk.sizes[path]
+    if found.how == "was":
+        return os.stat_result(*found.value[1]).st_size if found.value and found.value[1] else 0
+    return os.path.getsize(path) if not found.is_absent and os.path.exists(path) else 0
 
 
 _opened.__module__, _opened.__qualname__ = "builtins", "open"
@@ -322,6 +318,9 @@ def _changing(name: str, real: Any) -> Any:
         result = given[-1] if name == "shutil.copyfile" else None
         if mode_of() == "mute":
             return result
+        leads: Any = given[0] if name == "os.symlink" else None
+        if name in ("os.rename", "os.replace") and paths[0] and world.rank:
+            leads = disk.link(paths[0])
         is_lenient = name == "shutil.rmtree" and (kwargs.get("ignore_errors") or True in args[1:2])
         with changing(changes):
             if not world.rank:
@@ -329,12 +328,12 @@ def _changing(name: str, real: Any) -> Any:
             for kind, path, asked in about if not is_lenient else ():
                 _check(path, asked, kind in ("dir", "new"), kind in (None, "same", "read"), name == "shutil.copyfile")
             for path in changes:
-                sinks.sizes.pop(path, None)
+                disk.sizes.pop(path, None)
+                disk.links.pop(path, None)
             if name in ("os.rename", "os.replace"):
                 _move_own(*given, *paths)
-            if name == "os.symlink" and paths[1]:
-                target: Any = given[0]
-                links[paths[1]] = os.path.abspath(os.path.join(os.path.dirname(paths[1]), os.fsdecode(target)))
+            if leads is not None and paths[1]:
+                disk.links[paths[1]] = os.fsdecode(leads)
         return result
 
     return function
@@ -397,4 +396,3 @@ def install() -> None:
         of = f"{owner.__module__}." if isinstance(owner, type) else ""
         REPLACED[f"{of}{owner.__name__}.{name}"] = reason
     replace([(owner, name, stand_in) for owner, name, stand_in, _ in stand_ins], installed=True)
-    unpublished.at_birth.append(disk.hand_over)

@@ -33,7 +33,7 @@ Tensors = Sequence[torch.Tensor]
 #: Bytes of the first bucket (small, so that its sum begins early) and of the others (as `DistributedDataParallel`'s).
 BUCKETS = [1 << 20, 25 << 20]
 _SOON = (1 << 64) - 2  # a node's number in autograd's queue: as soon as it can run
-_HALF = (torch.float16, torch.bfloat16)
+HALF = (torch.float16, torch.bfloat16)
 _OF_TORCH = ("BackwardHookFunctionBackward",)
 _HOOKS = (attrgetter("_backward_hooks"), attrgetter("_post_accumulate_grad_hooks"))
 
@@ -229,7 +229,7 @@ class Flat:
         torch._foreach_copy_(self._parts, list(tensors))
         self._real = torch.view_as_real(flat) if flat.is_complex() else flat
         # gloo doesn't add bfloat16 in all versions; on the CPU the wider type costs little, and rounds once.
-        is_wide = flat.dtype in _HALF and flat.device.type == "cpu"
+        is_wide = flat.dtype in HALF and flat.device.type == "cpu"
         self._sent = self._real.float() if is_wide else self._real
         assert world.groups is not None
         # On one rank a backward inside of another may send ahead of that one's sums, on another one behind them.

@@ -14,6 +14,7 @@ from . import codec, large, place
 from .cutting import Call, Source
 from .gradients import Gather, Layout, reached
 from .nesting import items, nested, rebuilt, tensors
+from .rows import whole
 from .world import Divergence, Told, gather_rows, world
 
 _UNLIKE = (
@@ -155,7 +156,7 @@ class Joint:
                 "can't be sent to other ranks, or of tensors with a gradient. Make one tensor of the tensors, with a "
                 "row for each row (torch.stack); else let entries be tensors without gradients, numbers or texts"
             )
-        return type(own)(nested(_onto_device, [entry for each in active for entry in each[3]]))
+        return type(own)(nested(onto_device, [entry for each in active for entry in each[3]]))
 
     # ---- tensors -----------------------------------------------------------------------------------------------------
 
@@ -242,8 +243,10 @@ class Joint:
         return first if isinstance(first, torch.Tensor) and not own.requires_grad else own
 
 
-def _onto_device(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(world.device)
+def onto_device(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole of it, on this rank's device."""
+    moved: torch.Tensor = whole(tensor).to(world.device)
+    return moved
 
 
 def _key(key: Any) -> Any:

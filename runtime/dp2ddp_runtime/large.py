@@ -17,7 +17,7 @@ from torch.autograd import Function
 from torch.nn import functional as F  # noqa: N812
 
 from . import gradients, place, rows
-from .gradients import Gather, Layout
+from .gradients import HALF, Gather, Layout
 from .nesting import nested, tensors
 from .rows import Rows, cut
 from .world import all_gather, exchange, world
@@ -196,9 +196,6 @@ def _total(own: T, weight: Any, found: list[Any], kind: str) -> Any:
     return Total.apply(own, weight, found[0]._sizes, kind, *anchors.values())
 
 
-_HALF = (torch.float16, torch.bfloat16)  # too narrow for sums that are divided afterwards
-
-
 def _reduced(func: Any, args: Any, kwargs: Any, found: list[Any]) -> Any:
     batch = args[0] if args else None
     if len(args) > 1 or "dim" in kwargs or "axis" in kwargs:
@@ -207,7 +204,7 @@ def _reduced(func: Any, args: Any, kwargs: Any, found: list[Any]) -> Any:
         return NotImplemented
     is_sum = func.__name__ == "sum"
     dtype = func(batch._rows.new_ones(1), **kwargs).dtype
-    if dtype in _HALF:
+    if dtype in HALF:  # too narrow for sums that are divided afterwards
         return NotImplemented
     own = torch.sum(batch._rows, **{**kwargs, "dtype": dtype})
     summed, _ = _total(own, None, found, f"{func.__name__} of an output")
@@ -246,7 +243,7 @@ def _loss(func: Any, args: Any, kwargs: Any, found: list[Any]) -> Any:
         output = next(each for each in found if isinstance(each, Output))
         return output.made(each, batch._sizes) if len(each.shape) else NotImplemented
     total = func(**{**own, "reduction": "sum"})
-    if total.dtype in _HALF:
+    if total.dtype in HALF:
         return NotImplemented
     weigh = _weight_of_classes if func in _BY_CLASS else _weight_of_elements
     weight = weigh(call, own, rows.shape_of(batch)) if call["reduction"] != "sum" else 1

@@ -26,10 +26,10 @@ from .birth import form
 from .checks import fingerprints, watch_steps
 from .cutting import Call, Cutter, Source
 from .gradients import Copy, OuterBackward
-from .joining import Joint, Said, is_of_rows
+from .joining import Joint, Said, is_of_rows, onto_device
 from .nesting import chunks, nested
 from .replica import Assigned, Replica
-from .rows import land, pending, whole
+from .rows import land, pending
 from .synced import refuse_more_than_input, takes_all_rows
 from .world import Divergence, broadcast_, exchange, world
 
@@ -152,7 +152,7 @@ class WrappedModel(DistributedDataParallel):
         """
         if self._runs_as_it_is():
             if world.device.type == "cuda" and self.count == 1 and not OuterBackward.in_forward:
-                args, kwargs = nested(_onto_device, args), nested(_onto_device, kwargs)
+                args, kwargs = nested(onto_device, args), nested(onto_device, kwargs)
             return self.module(*args, **kwargs)
         return self._on_rows(args, kwargs)
 
@@ -358,11 +358,6 @@ class WrappedModel(DistributedDataParallel):
 WrappedModel.__name__ = nn.DataParallel.__name__
 _LISTS_UNTIL = 8  # calls
 _PER_OBJECT = ("_cutter", "_memory", "_calls", "_version", "_by_rows")
-
-
-def _onto_device(tensor: torch.Tensor) -> torch.Tensor:
-    moved: torch.Tensor = whole(tensor).to(world.device)
-    return moved
 
 
 def _is_traced() -> bool:

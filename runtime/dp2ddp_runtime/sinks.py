@@ -59,10 +59,6 @@ def _copy_into(private: IO[bytes], path: Any) -> None:
     private.seek(0)
 
 
-#: By path: how large this rank's files of `Nowhere` are. Rank 0's may be shorter by now, or longer.
-sizes: dict[str, int] = {}
-
-
 class Nowhere(io.FileIO):
     """A raw file of nobody's that keeps the room of what it takes, as a hole, and not the bytes.
 
@@ -75,7 +71,7 @@ class Nowhere(io.FileIO):
     def __init__(self, name: Any, path: str, size: int) -> None:
         super().__init__(descriptor(), "w")
         self.name, self._path = name, path
-        sizes[path] = size
+        disk.sizes[path] = size
         self.seek(size)
 
     def write(self, data: Any) -> int:
@@ -83,7 +79,7 @@ class Nowhere(io.FileIO):
         end = self.seek(count, os.SEEK_CUR)
         if end > os.fstat(self.fileno()).st_size:
             self.truncate(end)
-        sizes[self._path] = max(end, sizes.get(self._path, 0))
+        disk.sizes[self._path] = max(end, disk.sizes.get(self._path, 0))
         return count
 
 

@@ -83,7 +83,7 @@ def setup(
             ids = gpus.wanted(None)
             if len(ids) > 1:
                 start_others(ids)
-                birth.born["early"] = True
+                birth.is_early = True
     if seed is not None:
         streams.seed_everything(seed)
 

@@ -1,7 +1,4 @@
-"""What rank 0 tells once and for all, and the ranks' counters, by the key-value store.
-
-Before there is anybody to hear it, rank 0 keeps what it tells.
-"""
+"""What rank 0 tells once and for all, and the ranks' counters, by the key-value store."""
 
 from __future__ import annotations
 
@@ -24,15 +21,12 @@ class Unpublished:
     def __init__(self) -> None:
         self.collects = False
         self.values: dict[str, bytes] = {}
-        self.at_birth: list[Callable[[], None]] = []  # called when there is somebody to hear
 
     def hand_over(self) -> None:
         """To the store, which there is from now on."""
         for key, data in self.values.items():
             put(key, data)
         self.values.clear()
-        for call in self.at_birth:
-            call()
 
 
 unpublished = Unpublished()

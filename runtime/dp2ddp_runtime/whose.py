@@ -7,13 +7,14 @@ import itertools
 import os
 import sysconfig
 import tempfile
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 from torch.utils.data import get_worker_info
 
 from . import place
-from .acting import acting, mode
+from .acting import mode
 from .disk import chain, disk
 from .world import world
 
@@ -72,18 +73,20 @@ def ours(path: Any, dir_fd: int | None = None) -> str | None:
     return None if is_own or not temporary.isdisjoint(chain(whole)) else whole
 
 
-#: Where links lead that this rank has passed, by their paths: rank 0 may not have made them yet.
-links: dict[str, str] = {}
-
-
 def resolved(path: str) -> str:
     """A path whose folder has one name, whatever links lead there; its last part may be a link itself."""
     folder, name = os.path.split(path)
-    for link, target in links.items():
-        if f"{folder}{os.sep}".startswith(link + os.sep):
-            folder = target + folder[len(link) :]
-    with acting("own"):
-        return os.path.join(os.path.realpath(folder), name)
+    whole, parts, most = os.sep, deque(folder.split(os.sep)), 40  # links, as Linux has it
+    while parts:
+        here = os.path.join(whole, parts.popleft())
+        target = disk.link(here) if most else None
+        if target is None:
+            whole = here
+        else:  # from the top: what it leads to may go by links as well
+            most -= 1
+            parts.extendleft(reversed(os.path.normpath(os.path.join(whole, target)).split(os.sep)))
+            whole = os.sep
+    return os.path.join(whole, name)
 
 
 @functools.lru_cache(maxsize=1)

@@ -181,6 +181,8 @@ class Net(nn.Module):
         "0 != self.w.get_device()",
         "torch.cuda.current_device() * len(x)",
         "x.get_device() + 1",
+        "self.scales[x.get_device()]",
+        "x[torch.cuda.current_device() :]",
     ],
 )
 def test_a_module_that_asks_on_which_gpu_it_is_is_refused(asked: str) -> None:

@@ -153,9 +153,8 @@ def linked(late: Late) -> Any:
     os.makedirs("runs/2")
     for number in (1, 2):
         late()
-        if os.path.islink("latest"):
-            os.remove("latest")
-        os.symlink(f"runs/{number}", "latest")
+        os.symlink(f"runs/{number}", "new")
+        os.replace("new", "latest")
         Path("latest/log").write_text(f"{number}")
         late()
         seen += [Path(f"runs/{number}/log").read_text(), Path("latest/log").read_text(), os.listdir("latest")]
@@ -167,7 +166,10 @@ def linked(late: Late) -> Any:
         os.link("latest/log", f"log{number}")
         late()
         seen += [Path(f"log{number}").read_text()]
-    return seen
+    os.remove("latest")
+    os.mkdir("latest")
+    Path("latest/log").write_text("its own")
+    return [*seen, Path("latest/log").read_text(), Path("runs/2/log").read_text()]
 
 
 def rotating(late: Late) -> Any:
