@@ -166,9 +166,11 @@ def linked(late: Late) -> Any:
         os.link("latest/log", f"log{number}")
         late()
         seen += [Path(f"log{number}").read_text()]
+    late()
     os.remove("latest")
     os.mkdir("latest")
     Path("latest/log").write_text("its own")
+    late()
     return [*seen, Path("latest/log").read_text(), Path("runs/2/log").read_text()]
 
 

@@ -286,16 +286,27 @@ def test_a_weight_that_gets_other_memory_keeps_it() -> list[float]:
     return [round(each, 5) for each in norms.tolist()]
 
 
+class Scaling(nn.Module):
+    """Scales each row by a parameter, and adds another one's sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(3, 2).double(), nn.Parameter(torch.zeros(2).double())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.exp(-self.scale[0]) * self.layer(x).square().sum(1) + self.scale.sum()
+
+
 @on_ranks(2, 3, each=True)
 def test_a_second_derivative_that_comes_by_no_output_of_a_parameter_with_a_hook() -> bool:
     torch.manual_seed(0)
-    alone = Encoded()
+    alone = Scaling()
     net = models.wrap_model(copy.deepcopy(alone))
-    x, found = torch.randn(7, 4).double(), []
+    x, found = torch.randn(6, 3).double(), []
     for module, call in ((alone, alone), (net.module, net)):
-        params = [*module.head.parameters()]
-        params[0].register_hook(lambda grad: grad * 2)
-        grads = torch.autograd.grad(call(x).exp().mean(), params, create_graph=True)
+        params = [*module.parameters()]
+        module.scale.register_hook(lambda grad: grad * 2)
+        grads = torch.autograd.grad(call(x).mean(), params, create_graph=True)
         found.append(torch.autograd.grad(sum(each.square().sum() for each in grads), params))
     torch.testing.assert_close(found[1], found[0])
     return True
