@@ -16,7 +16,6 @@ from dp2ddp.verify.start import cleanup, client
 if TYPE_CHECKING:
     from dp2ddp.verify.verdict import Verdict
 
-
 _TORCHVISION = ("torchvision.datasets", "torchvision.transforms")
 
 
@@ -41,7 +40,6 @@ def verifying(request: Request) -> Iterator[Verdict]:
         from dp2ddp.verify.verification import Verification, check_devices
 
         check_devices(request.options)
-
         options = replace(request.options, foreign=both.foreign or request.options.foreign)
         pair = PairedRuns(request, folder, server, both)
         try:

@@ -18,8 +18,6 @@ _RANK = re.compile(r"^\[rank\d+\]: ")
 _LOST = re.compile(r"(?:[\w.]+: )?\[[^\]]*/gloo/[^\]]*\] ")
 _QUALIFIED = re.compile(r"^dp2ddp_runtime\.[\w.]*\.(?=\w+: )")
 _DIVERGED = re.compile(rf"^{_IN_FRONT}dp2ddp_runtime\.[\w.]*Divergence: (.*)$", re.MULTILINE)
-
-
 #: Frames that are no script's, with the lines of them that a traceback shows.
 OWN_FRAMES = re.compile(
     rf'^{_IN_FRONT}  File "(?:<frozen runpy>|[^"\n]*dp2ddp/verify/(?:start/fork_server|run/run_script)\.py)".*\n'

@@ -39,9 +39,8 @@ class Compared:
     def assert_same_training(self) -> None:
         """Fail unless both scripts are shown to make the same updates, print the same numbers, write the same files."""
         __tracebackhide__ = True
-        found = [*map(str, self.verdict.findings)] or [f"not shown: {self.verdict.unshown}"] * bool(
-            self.verdict.unshown
-        )
+        unshown = [f"not shown: {self.verdict.unshown}"] if self.verdict.unshown else []
+        found = [*map(str, self.verdict.findings)] or unshown
         if found:
             pytest.fail("\n".join([*found, *(f"note: {note}" for note in self.verdict.notes)]), pytrace=False)
 

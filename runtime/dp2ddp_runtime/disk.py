@@ -100,7 +100,6 @@ class Disk:
         self.programs = 0  # that rank 0 has run: what they do isn't seen, so what is known ends there
         self.passed: dict[str, str | None] = {}
         self.links: dict[str, str] = {}  # where symbolic links lead that this rank has passed
-        self.sizes: dict[str, int] = {}  # of files into which this rank has written, as it has: rank 0 may be elsewhere
         self._below: defaultdict[str, set[str]] = defaultdict(set)  # by folder: paths that are passed, or told of
         self._was: dict[str, list[tuple[int, Any]]] = {}  # what was there, by programs that had run, as rank 0 tells it
         self._done: Counter[str] = Counter()  # changes of a path that this rank has passed

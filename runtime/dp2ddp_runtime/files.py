@@ -202,12 +202,12 @@ def _opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
     if not set(mode) & set("wax+"):
         return _for_reading(whole, file, lambda path: _real_open(path, mode, *args, **kwargs))
     if mode_of() == "mute":
-        return sinks.nowhere(whole, 0, file, mode, *args, **kwargs)
+        return sinks.nowhere(0, file, mode, *args, **kwargs)
     with changing({whole: "file"}):
         if world.rank:
             _check(whole, file, new="x" in mode, there="r" in mode, is_file=True)
             size = _size(whole) if "r" in mode or "a" in mode else 0
-            made = sinks.nowhere(whole, size, file, mode, *args, **kwargs)
+            made = sinks.nowhere(size, file, mode, *args, **kwargs)
         else:
             made = _real_open(file, mode, *args, **kwargs)
     disk.opens(whole)
@@ -217,12 +217,13 @@ def _opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
 
 def _size(path: str) -> int:
     """Of the file that another rank appends to, at this line: rank 0 may have written more by now, or less."""
+    size = os.path.getsize(path) if os.path.exists(path) else 0  # first: rank 0 tells ahead of what it does
     found = disk.look(path)
-    if found.how == "passed" and path in disk.sizes:
-        return disk.sizes[path]
     if found.how == "was":
         return os.stat_result(*found.value[1]).st_size if found.value and found.value[1] else 0
-    return os.path.getsize(path) if not found.is_absent and os.path.exists(path) else 0
+    if found.how == "passed" and found.value:
+        return os.path.getsize(disk.path_of_content(path, 1))
+    return 0 if found.is_absent else size
 
 
 _opened.__module__, _opened.__qualname__ = "builtins", "open"
@@ -328,7 +329,6 @@ def _changing(name: str, real: Any) -> Any:
             for kind, path, asked in about if not is_lenient else ():
                 _check(path, asked, kind in ("dir", "new"), kind in (None, "same", "read"), name == "shutil.copyfile")
             for path in changes:
-                disk.sizes.pop(path, None)
                 disk.links.pop(path, None)
             if name in ("os.rename", "os.replace"):
                 _move_own(*given, *paths)

@@ -64,14 +64,12 @@ class Nowhere(io.FileIO):
 
     Args:
         name: as the script calls it.
-        path: its whole path.
         size: at which it begins, where it is appended to.
     """
 
-    def __init__(self, name: Any, path: str, size: int) -> None:
+    def __init__(self, name: Any, size: int) -> None:
         super().__init__(descriptor(), "w")
-        self.name, self._path = name, path
-        disk.sizes[path] = size
+        self.name = name
         self.seek(size)
 
     def write(self, data: Any) -> int:
@@ -79,12 +77,10 @@ class Nowhere(io.FileIO):
         end = self.seek(count, os.SEEK_CUR)
         if end > os.fstat(self.fileno()).st_size:
             self.truncate(end)
-        disk.sizes[self._path] = max(end, disk.sizes.get(self._path, 0))
         return count
 
 
 def nowhere(
-    whole: str,
     size: int,
     path: Any,
     mode: str,
@@ -97,7 +93,6 @@ def nowhere(
     """What `open` gives, of the same kind, that leads nowhere; one that reads as well has a copy of its own.
 
     Args:
-        whole: the file's path.
         size: of the file that is appended to.
         path, ...: as `open` takes them.
     """
@@ -106,7 +101,7 @@ def nowhere(
         own = descriptor(None if "w" in mode else path)
         return _open(path, mode, buffering, encoding, errors, newline, opener=lambda *_: own)
     _open(os.devnull, mode, buffering, encoding, errors, newline).close()  # its errors
-    raw: Any = Nowhere(path, whole, size if "a" in mode else 0)
+    raw: Any = Nowhere(path, size if "a" in mode else 0)
     if buffering == 0:
         return raw  # type: ignore[no-any-return]
     buffer = io.BufferedWriter(raw, buffering if buffering > 1 else io.DEFAULT_BUFFER_SIZE)

@@ -29,6 +29,10 @@ for i in range(3):
 with open("state.json", "r+") as f:
     found.append(f.read())
     f.write(" ")
+for i in range(3):
+    with open("grows.txt", "a") as f:
+        found.append(f.tell())
+        f.write("row")
 log = open("log.txt", "w")
 log.write("before\n")
 more = open("more.txt", "a")

@@ -60,12 +60,10 @@ def diverged(action: str) -> None:
     elif action == "twice" and world.rank == 0:
         for _ in range(2):
             train()
-    elif action == "twice":
-        for _ in range(2):
-            train()
-            exchange("another")
     else:
         train()
+        if action == "twice":
+            exchange("another")
 
 
 @pytest.mark.parametrize("action", ["kind", "line", "twice"])
@@ -121,9 +119,7 @@ def test_gather_gives_each_rank_s() -> bool:
 
 
 def test_a_name_of_a_newer_version_says_what_to_do() -> None:
-    with pytest.raises(
-        AttributeError, match=rf"dp2ddp_runtime {ddp.__version__} has no 'later': .* install the dp2ddp"
-    ):
+    with pytest.raises(AttributeError, match=rf"{ddp.__version__} has no 'later': .* install the dp2ddp"):
         ddp.later()
     with pytest.raises(ImportError):
         from dp2ddp_runtime import later  # noqa: F401

@@ -20,13 +20,11 @@ SPOILED = {(11, 0): float("inf"), (14, 1): float("nan"), (17, 0): float("nan")}
 
 
 class Step(NamedTuple):
-    """What came of a step."""
+    """What came of a step: which optimizers made it, and each model's parameters and buffers."""
 
     scale: float
     made: list[int]
-    """Which of the optimizers made it."""
     params: list[Parameters]
-    """Of each model, with its buffers."""
 
 
 def train(original: bool) -> list[Step]:

@@ -80,7 +80,7 @@ def test_what_is_done_before_the_wrap_is_done_once_and_seen_by_all(warm: Warm, t
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()
     assert first == second
-    assert '"inner", [0], [1], [2], "[2]", 3, true, "before\\nafter\\nmore\\n", 3, 0, "x\\n", false, []' in first
+    assert '"[2]", 0, 3, 6, 3, true, "before\\nafter\\nmore\\n", 3, 0, "x\\n", false, []' in first
     assert (tmp_path / "prog").read_text() == "x\n"
     assert (tmp_path / "more.txt").read_text() == "zero one two"
 

@@ -57,11 +57,7 @@ def left_early(make: Make) -> Iterator[Any]:
                 break
 
 
-SHAPES = [
-    next_until_it_stops,
-    two_iterators_over_one_loader,
-    left_early,
-]
+SHAPES = [next_until_it_stops, two_iterators_over_one_loader, left_early]
 
 
 def drawn(shape: int, workers: int, noisy: bool, wrap: Make | None) -> list[Any]:
@@ -70,8 +66,7 @@ def drawn(shape: int, workers: int, noisy: bool, wrap: Make | None) -> list[Any]
     wrap = ddp.shard_loader if wrap is None else wrap
 
     def make(size: int, batch: int = 4) -> Any:
-        loader = DataLoader(Numbers(size, noisy), batch, shuffle=True, num_workers=workers)
-        return wrap(loader)
+        return wrap(DataLoader(Numbers(size, noisy), batch, shuffle=True, num_workers=workers))
 
     found: list[Any] = [_listed(value) for value in SHAPES[shape](make)]
     return [*found, torch.rand(1).item()]
@@ -136,13 +131,10 @@ def learned(**options: Any) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("n", "options"),
-    [
-        (2, {"num_workers": 3, "prefetch_factor": 3, "persistent_workers": True}),
-        (3, {"num_workers": 0}),
-    ],
-)
+WORKERS = {"num_workers": 3, "prefetch_factor": 3, "persistent_workers": True}
+
+
+@pytest.mark.parametrize(("n", "options"), [(2, WORKERS), (3, {"num_workers": 0})])
 def test_a_sampler_that_learns_is_asked_when_the_originals_is(ranks: RankPool, n: int, options: dict[str, Any]) -> None:
     [expected] = ranks(1, learned, join=False, **options)  # pytest's own process has threads: it isn't forked
     for found in ranks(n, learned, **options):

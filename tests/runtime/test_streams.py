@@ -70,9 +70,7 @@ class Drawing(Sized):
 def read_in_a_thread(shard: bool) -> Any:
     """A thread loads ahead while a model with dropout is trained."""
     ddp.seed_everything(3)
-    loader: Any = DataLoader(Drawing(), 4, shuffle=True)
-    if shard:
-        loader = ddp.shard_loader(loader)
+    loader = (ddp.shard_loader if shard else lambda given: given)(DataLoader(Drawing(), 4, shuffle=True))
     ahead: queue.Queue[Any] = queue.Queue(2)
 
     def read() -> None:

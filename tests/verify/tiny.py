@@ -81,7 +81,7 @@ def run(
     """A run that ended well."""
     with runs.start(script, arguments, folder, options, client.ForkServer(), original=original) as running:
         run = running.wait()
-    assert run.exit_code == 0, run.stderr
+    assert not run.exit_code, (run.exit_codes, run.stderr)
     return run
 
 

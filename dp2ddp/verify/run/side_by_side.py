@@ -59,7 +59,7 @@ def prepare(script: Path, converted: Path | None, *, allow_ddp: bool = False) ->
     notebooks.read(str(script))  # says what is wrong with it by the name that the user gave
     sources, program = _follow_imports(script)
     notes: list[str] = []
-    original = {_real(script): sources.data(program.entry)}
+    original = {script.resolve(): sources.data(program.entry)}
     for path, text in program.files.items():
         modern, renamed = without_async_arguments(text)
         if renamed:
@@ -72,15 +72,15 @@ def prepare(script: Path, converted: Path | None, *, allow_ddp: bool = False) ->
     names = {path.name: f"{path.name} (converted)" for path in new}
     if converted is not None:
         other = converted.name if converted.name != script.name else str(converted)
-        names = {_real(script).name: other} if converted.is_file() else names
-    top = Path(os.path.commonpath([_real(script).parent, *(path.parent for path in new)]))
+        names = {script.resolve().name: other} if converted.is_file() else names
+    top = Path(os.path.commonpath([script.resolve().parent, *(path.parent for path in new)]))
     return SideBySide(top, original, new, notes, foreign, names)
 
 
 def _follow_imports(script: Path) -> tuple[PythonFiles, Program]:
-    root = programs.root_of([_real(script)])
+    root = programs.root_of([script.resolve()])
     sources = PythonFiles(root, late=lambda path: True)
-    entry = _real(script).relative_to(root).as_posix()
+    entry = script.resolve().relative_to(root).as_posix()
     sources.give(entry, notebooks.read(str(script)))
     return sources, programs.follow(sources, Layout(sources), entry)
 
@@ -108,20 +108,16 @@ def _read_converted(converted: Path, script: Path) -> tuple[dict[Path, bytes], b
     that knows nothing of the runtime."""
     text = notebooks.read(str(converted))
     if not converted.is_file():  # a pipe, which can be read once: it stands beside the original
-        return {_real(script): text.encode(text.text)}, _RUNTIME not in text.text
-    converted = _real(converted)  # `/dev/stdin` may be a file
+        return {script.resolve(): text.encode(text.text)}, _RUNTIME not in text.text
+    converted = converted.resolve()  # `/dev/stdin` may be a file
     sources, program = _follow_imports(converted)
-    here, there = _real(converted).parent, _real(script).parent
+    here, there = converted.resolve().parent, script.resolve().parent
     paths = [program.entry] if here == there else list(program.files)
     found: dict[Path, bytes] = {}
     for path in paths:
         place = os.path.normpath(there / os.path.relpath(sources.root / path, here))
         found[Path(place)] = sources.data(path)
-    if converted.name != _real(script).name:  # it takes the original's place, under its name
+    if converted.name != script.resolve().name:  # it takes the original's place, under its name
         del found[there / converted.name]
     foreign = not any(_RUNTIME in each for each in program.files.values())
-    return {**found, _real(script): sources.data(program.entry)}, foreign
-
-
-def _real(path: Path) -> Path:
-    return path.resolve()
+    return {**found, script.resolve(): sources.data(program.entry)}, foreign

@@ -16,10 +16,11 @@ import multiprocessing.process
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 from dp2ddp.verify.start import cleanup
 
@@ -85,7 +86,6 @@ class Server:
         # recommends for processes that are forked (https://docs.python.org/3/library/gc.html#gc.freeze).
         gc.freeze()
         gc.enable()
-        atexit.register(os.dup2, os.open(os.devnull, os.O_WRONLY), 2)  # libraries complain of what is frozen
         os.setsid()
         for pipe in (self._orders, self._answers):
             pipe.close()
@@ -118,6 +118,30 @@ def _entries(env: Mapping[str, str]) -> list[str]:
     return [entry for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry]
 
 
+def _run_to_the_end(main: Callable[[], None]) -> NoReturn:
+    """Call `main`, and end as Python does (files that stay open are written), but take nothing apart that is shared."""
+    shared, code = set(map(id, sys.modules.values())), 0
+    try:
+        main()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        if code and not isinstance(ended.code, int):
+            print(ended.code, file=sys.stderr)
+    except BaseException:  # noqa: BLE001 - as Python does
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]  # threads that aren't daemons end first
+    atexit._run_exitfuncs()
+    threading.excepthook = lambda _: None  # of daemons, which Python would have stopped by now
+    for module in [each for each in sys.modules.values() if id(each) not in shared]:
+        vars(module).clear()
+    gc.collect()
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):  # the script may have put its own there
+        with suppress(Exception):
+            stream.flush()  # type: ignore[union-attr]
+    os._exit(code & 0xFF)
+
+
 def main() -> None:
     """The command line."""
     gc.disable()  # nothing but imports happens here
@@ -136,8 +160,7 @@ def main() -> None:
     if given is not None:
         from dp2ddp.verify.run import run_script
 
-        run_script.main(given)
-        return
+        _run_to_the_end(lambda: run_script.main(given))
     if folder:
         cleanup.remove(Path(folder))
     os._exit(0)  # taking torch apart takes a second
