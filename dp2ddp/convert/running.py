@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import shlex
@@ -10,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, NamedTuple
 
-from dp2ddp.source import syntax
+from dp2ddp.project import imports
 
 if TYPE_CHECKING:
     from dp2ddp.convert.reporting import File, Report
@@ -39,25 +38,25 @@ _DEVICES = re.compile(r"wrap_model\(.*\bdevice_ids=[\[(]([\d, ]+)[\])]")
 
 def packages_above(path: str, text: str) -> int:
     """How many folders above a script are packages, if it imports from these by `from .`: it starts by `-m` then."""
-    tree = syntax.shared(text, path)
-    levels = [node.level for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    levels = [each.level for each in imports.read(text, path).imports]
     folders = [parent for parent in PurePath(path).parents if parent.name]
     marked = next((i for i, each in enumerate(folders) if not Path(each, "__init__.py").exists()), len(folders))
     return min(max(*levels, marked), len(folders)) if any(levels) else 0
 
 
-def folders_above(path: str, text: str) -> int:
-    """How many folders above a script is the one from which it imports: `pkg/a.py` has `import pkg.b`."""
+def folders_above(path: str, text: str, converted: Iterable[str]) -> int:
+    """How many folders above a script is the one from which it imports what was converted, outside of its own folder.
+
+    Unless Python looks there, it would find what is installed by that name.
+    """
     if "sys.path" in text:
         return 0
-    nodes = list(ast.walk(syntax.shared(text, path)))
-    names = [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
-    names += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    found = 0
-    for level, folder in enumerate((parent for parent in PurePath(path).parents if parent.name), 1):
-        inside = (Path(folder, *rest) for first, *rest in (name.split(".") for name in names) if first == folder.name)
-        found = level if any(each.is_dir() or each.with_suffix(".py").exists() for each in inside) else found
-    return found
+    own = Path(path).parent
+    firsts = [each.module.split(".")[0] for each in imports.read(text, path).imports if not each.level]
+    firsts = [each for each in firsts if not ((own / each).is_dir() or (own / f"{each}.py").exists())]
+    there = {head for each in map(PurePath, converted) for head in (each.with_suffix(""), *each.parents)}
+    folders = enumerate((parent for parent in PurePath(path).parents if parent.name), 1)
+    return max((level for level, folder in folders if any(folder.parent / each in there for each in firsts)), default=0)
 
 
 def command(script: str, *, packages: int = 0, above: int = 0) -> str:
@@ -88,7 +87,7 @@ def how_to_run(report: Report) -> Iterator[Step]:
     it, runs = ("it", "it runs") if len(names) == 1 else ("them", "they run")
     if option:
         yield Step("", f"Add {option} to write {it}; then")
-    yield from _of_scripts(written or scripts, names)
+    yield from _of_scripts(written or scripts, names, [each.name for each in report.changed])
     if names and not report.job.request.vendored:
         where = "convert with --vendor, or pip install ./runtime (of dp2ddp)"
         yield Step("", f"dp2ddp_runtime must be there where {runs}: {where}.")
@@ -115,12 +114,12 @@ def _unwritten(report: Report, names: list[str]) -> tuple[list[str], str]:
     return names, "--in-place"
 
 
-def _of_scripts(scripts: Sequence[File], names: Sequence[str]) -> Iterator[Step]:
+def _of_scripts(scripts: Sequence[File], names: Sequence[str], converted: Sequence[str]) -> Iterator[Step]:
     """The first of them, and the names of the others."""
     if not names:
         return
     first, text = scripts[0].name, scripts[0].conversion.new_text
-    above = folders_above(first, text)
+    above = folders_above(first, text, converted)
     above = above if above < len(PurePath(names[0]).parents) else 0
     starts = _starts([each.conversion.new_text for each in scripts])
     yield Step(command(names[0], packages=packages_above(first, text), above=above), f"{starts}; {TRY}")

@@ -146,7 +146,7 @@ def _top(job: Job, paths: Sequence[str]) -> str:
     """The folder that all files are in, and from which they import each other."""
     folders = []
     for path in paths:
-        above = running.folders_above(job.names.shown(path), job.sources[path])
+        above = running.folders_above(job.names.shown(path), job.sources[path], map(job.names.shown, paths))
         folders.append("/".join(posixpath.dirname(path).split("/")[: -above or None]))
     return posixpath.commonpath(folders)
 

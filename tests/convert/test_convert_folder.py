@@ -60,6 +60,9 @@ def test_a_script_goes_with_the_package_from_which_it_imports(tmp_path: Path, mo
     done = command("convert", "pkg/train/train.py", "-o", "out/")
     assert sorted(read("out")) == ["pkg/__init__.py", "pkg/nets.py", "pkg/train/train.py"]
     assert "\nRun it: PYTHONPATH=out python out/pkg/train/train.py   # one process" in done.stderr
+    write(tmp_path, {"examples/train.py": train})
+    done = command("convert", "examples/train.py", "-o", "out2/")
+    assert "\nRun it: PYTHONPATH=out2 python out2/examples/train.py   # one process" in done.stderr
 
 
 def test_a_directory_in_place(project: Path) -> None:
