@@ -6,7 +6,9 @@ Tensors are joined along the batch's dimension, and lists with an entry for each
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Callable
 
 import torch
 
@@ -76,34 +78,22 @@ def _is_plain(value: Any) -> bool:
     return True
 
 
+@dataclass
 class Joint:
-    """The ranks' outputs of one call.
+    """The ranks' outputs of one call."""
 
-    Args:
-        call: what it was given.
-        dim: along which rows are put together.
-        said: this rank's.
-        told: each rank's message, which begins with these tensors.
-        described: each rank's `Said.described`.
-        sources: what outputs may be made of.
-        memory: of the model's earlier calls: by an output's place, how many dimensions it had.
-        tell: for warnings.
-    """
+    call: Call  # what it was given
+    dim: int  # along which rows are put together
+    said: Said  # this rank's
+    told: Sequence[Told]  # each rank's message, which begins with these tensors
+    described: Sequence[Any]  # each rank's `Said.described`
+    sources: Sequence[Source]  # what outputs may be made of
+    memory: dict[Any, int]  # of the model's earlier calls: by an output's place, how many dimensions it had
+    tell: Callable[..., None]  # for warnings
 
-    def __init__(
-        self,
-        call: Call,
-        dim: int,
-        said: Said,
-        told: Sequence[Told],
-        described: Sequence[Any],
-        sources: Sequence[Source],
-        memory: dict[Any, int],
-        tell: Any,
-    ) -> None:
-        self._call, self._dim, self._said, self._told, self._described = call, dim, said, told, described
-        self._sources, self._memory, self._tell = sources, memory, tell
-        self._active = [rank for rank, size in enumerate(call.sizes) if size] or [0]
+    @cached_property
+    def _active(self) -> list[int]:
+        return [rank for rank, size in enumerate(self.call.sizes) if size] or [0]
 
     def value(self, outlines: Sequence[Any], own: Any, path: tuple[Any, ...] = (), assigned: bool = False) -> Any:
         """The whole of what the ranks have, by their outlines. A collective, if it has tensors too large for a message.
@@ -141,7 +131,7 @@ class Joint:
             return own
         what = f"assigns to {path[-1]}" if assigned else f"returns (at {'.'.join(map(str, path)) or 'the top'})"
         whose = "rank 0's is taken" if active[0][0] == "=" else "each rank has its own"
-        self._tell(
+        self.tell(
             ("plain", path),
             f"the wrapped model at {place.line()} {what} a {type(own).__name__} that can't be put together from the "
             f"ranks': {whose}, which is about its rows alone. Return a tensor with an entry for each row",
@@ -161,24 +151,24 @@ class Joint:
     # ---- tensors -----------------------------------------------------------------------------------------------------
 
     def _shape(self, rank: int, number: int) -> list[int]:
-        came = self._told[rank].tensors[number]
+        came = self.told[rank].tensors[number]
         return came if isinstance(came, list) else list(came.shape)
 
     def _anchors(self, picks: Mapping[int, int]) -> list[torch.Tensor] | None:
         """What a tensor hangs on that each rank has by a number; None if it has no graph on any."""
-        made_of = [self._described[rank][number] for rank, number in picks.items()]
+        made_of = [self.described[rank][number] for rank, number in picks.items()]
         if not torch.is_grad_enabled() or all(each is None for each in made_of):
             return None
-        sources = [any(each is not None and each[place] for each in made_of) for place in range(len(self._sources))]
-        return [a for source, is_in in zip(self._sources, sources) if is_in for a in source.anchors]
+        sources = [any(each is not None and each[place] for each in made_of) for place in range(len(self.sources))]
+        return [a for source, is_in in zip(self.sources, sources) if is_in for a in source.anchors]
 
     def _tensor(self, path: Any, outlines: Sequence[int]) -> torch.Tensor:
         shapes = {rank: self._shape(rank, outlines[rank]) for rank in self._active}
-        dim = self._dim
+        dim = self.dim
         most = max(map(len, shapes.values()))
-        if any(self._call.sizes[rank] > 1 for rank in self._active):
-            self._memory[path] = most
-        elif len(self._active) > 1 and self._memory.get(path) == most + 1:
+        if any(self.call.sizes[rank] > 1 for rank in self._active):
+            self.memory[path] = most
+        elif len(self._active) > 1 and self.memory.get(path) == most + 1:
             most += 1
         restored = {rank: self._restored(rank, shape, most) for rank, shape in shapes.items()}
         if not most:  # scalars: a vector with an entry for each replica
@@ -192,8 +182,8 @@ class Joint:
 
     def _restored(self, rank: int, shape: list[int], most: int) -> list[int]:
         """A rank's shape, with the dimension that was lost (`squeeze`) as it had a single row."""
-        is_lost = len(shape) == most - 1 and self._call.sizes[rank] == 1 and self._call.rows not in (None, 1)
-        return [*shape[: self._dim], 1, *shape[self._dim :]] if is_lost else shape
+        is_lost = len(shape) == most - 1 and self.call.sizes[rank] == 1 and self.call.rows not in (None, 1)
+        return [*shape[: self.dim], 1, *shape[self.dim :]] if is_lost else shape
 
     def _unlike(self, path: Any, shapes: Mapping[int, list[int]]) -> Exception:
         told = ", ".join(f"{shape} on rank {rank}" for rank, shape in shapes.items())
@@ -207,10 +197,10 @@ class Joint:
         """One tensor of those that the active ranks have, in these shapes, along `dim`."""
         picks = {rank: outlines[rank] for rank in self._active}
         sizes = tuple(shapes[rank][dim] if rank in shapes else 0 for rank in range(world.size))
-        local = self._said.tensors[outlines[world.rank]]
+        local = self.said.tensors[outlines[world.rank]]
         own_shape = shapes.get(world.rank) or [*local.shape]
         rows = local if list(local.shape) == own_shape else local.reshape(own_shape)
-        came = [self._told[rank].tensors[number] for rank, number in picks.items()]
+        came = [self.told[rank].tensors[number] for rank, number in picks.items()]
         layout, anchors = Layout(sizes, dim), self._anchors(picks)
         if anchors is not None and not rows.requires_grad:
             rows = rows.detach().requires_grad_(rows.is_floating_point() or rows.is_complex())
@@ -226,20 +216,20 @@ class Joint:
     def _assigned(self, path: Any, outlines: Sequence[int], own: torch.Tensor) -> torch.Tensor:
         """What the script sees of a tensor that each rank has assigned: the whole, where it has the batch's rows."""
         shapes = {rank: self._shape(rank, outlines[rank]) for rank in self._active}
-        dims = range(min(map(len, shapes.values()))) if self._call.rows is not None else ()
-        for dim in sorted(dims, key=lambda dim: dim != self._dim):
+        dims = range(min(map(len, shapes.values()))) if self.call.rows is not None else ()
+        for dim in sorted(dims, key=lambda dim: dim != self.dim):
             others = {(*shape[:dim], *shape[dim + 1 :]) for shape in shapes.values()}
-            if len(others) == 1 and all(shape[dim] == self._call.sizes[rank] for rank, shape in shapes.items()):
+            if len(others) == 1 and all(shape[dim] == self.call.sizes[rank] for rank, shape in shapes.items()):
                 return self._joined(outlines, shapes, dim)
         picks = {rank: outlines[rank] for rank in self._active}
         if self._anchors(picks) is not None and not any(shapes.values()):
-            self._tell(
+            self.tell(
                 ("scalar", path),
                 f"the wrapped model at {place.line()} assigns to {path[-1]} a number that each rank has computed of "
                 "its rows: there is one for each rank in it. Return it instead, or take its .mean()",
             )
             return self._joined(outlines, {rank: [1] for rank in self._active}, 0)
-        first = self._told[0].tensors[outlines[0]]
+        first = self.told[0].tensors[outlines[0]]
         return first if isinstance(first, torch.Tensor) and not own.requires_grad else own
 
 

@@ -11,7 +11,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
-from typing import Any, Callable, NoReturn
+from typing import Any, Callable, NamedTuple, NoReturn
 
 import torch
 from torch import nn
@@ -67,7 +67,6 @@ def wrap_model(
 
 def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """`torch.compiler.disable`, without the compiler being imported for it, which takes a second."""
-
     disabled = _disable_dynamo(function)
 
     @functools.wraps(function)
@@ -75,6 +74,21 @@ def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
         return (disabled if "torch._dynamo" in sys.modules else function)(*args, **kwargs)
 
     return call
+
+
+class Part(NamedTuple):
+    """A rank's part of the message in which a forward ends; the tensors of outputs, batches, buffers come beside it."""
+
+    seen: Any  # of what the model was given: shapes and sums
+    outline: Any  # of the output
+    assigned: dict[Any, Any]  # outlines, by key
+    sources: Any  # for each tensor that is sent, by what its graph comes
+    batches: list[str]  # that are pending
+    are_hooked: bool  # the copies of parameters
+    has_changed: bool  # a buffer
+    buffers: int  # how many tensors of them are sent
+    has_moved: bool  # a parameter's memory
+    unmended: Any  # fingerprints of what nothing else mends
 
 
 class WrappedModel(DistributedDataParallel):
@@ -230,31 +244,34 @@ class WrappedModel(DistributedDataParallel):
         has_changed = self._version not in (-1, before)
         batches, flats = pending(), buffers.small() if has_changed else []
         unmended = self._unmended(replica) if looks else {}
-        value = [
+        part = Part(
             call.seen,
             outline,
             outlines,
             said.described(sources),
             [each._number for each in batches],
-            [replica.copies.are_hooked(), has_changed, len(flats), bool(moved)],
+            replica.copies.are_hooked(),
+            has_changed,
+            len(flats),
+            bool(moved),
             fingerprints(list(unmended.values())),
-        ]
+        )
         sent: list[Any] = [each.sent for each in batches]
-        told = exchange("the wrapped model", value, [*said.tensors, *sent, *flats])
-        seen, outlines_told, assigned_told, described, numbers, notes, sums_told = zip(*(each.value for each in told))
-        self._compare(seen)
-        counts = list(map(len, described))
-        land(batches, [(n, t.tensors[count : count + len(n)]) for n, t, count in zip(numbers, told, counts)])
-        self._take_moved(replica, moved, [note[3] for note in notes])
-        if any(note[0] for note in notes):
+        told = exchange("the wrapped model", [*part], [*said.tensors, *sent, *flats])
+        parts = [Part(*each.value) for each in told]
+        self._compare(each.seen for each in parts)
+        land(batches, [(p.batches, t.tensors[len(p.sources) :][: len(p.batches)]) for p, t in zip(parts, told)])
+        self._take_moved(replica, moved, [each.has_moved for each in parts])
+        if any(each.are_hooked for each in parts):
             replica.copies.forget()
-        if any(note[1] for note in notes):
-            buffers.take(told[0].tensors[-1:] if notes[0][2] else ())
-        self._take_written(replica, unmended, sums_told)
+        if any(each.has_changed for each in parts):
+            buffers.take(told[0].tensors[-1:] if parts[0].buffers else ())
+        self._take_written(replica, unmended, [each.unmended for each in parts])
+        described = [each.sources for each in parts]
         joint = Joint(call, self.dim, said, told, described, sources, self._memory, self._cutter.warn_once)
         for each in assigned:
-            self._keep(replica, joint, each, [theirs.get(each.key) for theirs in assigned_told], call)
-        return joint.value(outlines_told, output)
+            self._keep(replica, joint, each, [theirs.assigned.get(each.key) for theirs in parts], call)
+        return joint.value([each.outline for each in parts], output)
 
     def _compare(self, seen: Iterable[Any]) -> None:
         first, *others = seen
@@ -311,8 +328,8 @@ class WrappedModel(DistributedDataParallel):
     def __deepcopy__(self, memo: dict[int, Any]) -> WrappedModel:
         new = type(self).__new__(type(self))
         memo[id(self)] = new
-        held = {name: value for name, value in self.__dict__.items() if name not in _PER_OBJECT}
-        new.__dict__.update((name, copy.deepcopy(value, memo)) for name, value in held.items())
+        held = (item for item in self.__dict__.items() if item[0] not in _PER_OBJECT)
+        new.__dict__.update((name, copy.deepcopy(value, memo)) for name, value in held)
         new._begin()
         return new
 
