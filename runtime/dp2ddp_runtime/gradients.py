@@ -117,12 +117,15 @@ class Bucket(NamedTuple):
 
     Attributes:
         sparse: whether the gradients are sparse.
-        model: all tensors of the same model.
+        model: all tensors of the same model, but for those that it only holds.
+        held: whether the module only holds these, beside its `parameters()`: what no rank has used of them has no
+            gradient, not even zeros.
         end: a node at which each backward through the model ends, unless it is one for some tensors only.
     """
 
     sparse: bool
     model: Sequence[torch.Tensor]
+    held: bool = False
     end: Any = None
 
 
@@ -168,8 +171,12 @@ class Copy(Function):
             raise RuntimeError(_HOOKED)
         if inside:  # only what it has found, which is the same on all ranks
             agree("what a backward inside of the wrapped model reaches", found)
+        elif ctx.bucket.held:
+            found = [bool(used) for used in sums([torch.tensor(found, dtype=torch.float32, device=world.device)])[0]]
         else:  # what this rank hasn't used has zeros, as with `Broadcast`
             found = [True] * len(grads)
+        if not any(found):
+            return tuple(result)
         tensors, given = [*compress(ctx.tensors, found)], compress(grads, found)
         zeros = Copy.idle and inside
         full = [torch.zeros_like(t) if g is None or zeros else g for t, g in zip(tensors, given)]
@@ -291,7 +298,8 @@ class Sums:
     def begin(self, grads: Tensors, leaves: Tensors, bucket: Bucket) -> None:
         """Begin the sum of gradients, which all ranks begin in the same order."""
         self._begun.append((sums(grads, True) if bucket.sparse else Flat(grads, leaves), leaves))
-        self._models[id(bucket.model)] = bucket.model
+        if not bucket.held:
+            self._models[id(bucket.model)] = bucket.model
 
     @torch.no_grad()
     def _finish(self) -> None:
@@ -352,19 +360,22 @@ class Copies:
         self.anchors: list[torch.Tensor] = []
         self.nodes: set[Any] = set()
 
-    def of(self, tensors: list[torch.Tensor], sparse: Collection[int]) -> dict[int, torch.Tensor]:
-        """The copies of `tensors`, whose ids are in `sparse` if their gradients are."""
+    def of(self, tensors: Tensors, sparse: Collection[int], held: Collection[int]) -> dict[int, torch.Tensor]:
+        """The copies of `tensors`, whose ids are in `sparse` if their gradients are; in `held`: see `Bucket`."""
         Sums.forget_failed()
         places = _places(tensors)
-        if places is None or places != self._places or not _are_same(tensors, self._originals):
+        if places is None or places != self._places or not all(map(is_, tensors, self._originals)):
             self.forget()
             self._originals, self._places = list(tensors), places
             own: dict[int, torch.Tensor] = {}
             # The bucket that is complete first is made last: it is sent ahead of those that it hangs on.
-            anchor = _leaf()
+            # On this rank's device, whose thread then runs all that hangs on it.
+            anchor: Any = torch.empty(0, dtype=torch.float32, device=world.device, requires_grad=True)
             end = anchor.view_as(anchor).grad_fn.next_functions[0][0] if tensors else None
-            for some in reversed(buckets(reversed(tensors), sparse)):
-                anchor, *made = Copy.apply(Bucket(id(some[0]) in sparse, self._originals, end), anchor, *some)
+            model = [each for each in tensors if id(each) not in held]
+            for some in reversed(buckets(reversed(tensors), sparse, held)):
+                bucket = Bucket(id(some[0]) in sparse, model, id(some[0]) in held, end)
+                anchor, *made = Copy.apply(bucket, anchor, *some)
                 if hasattr(anchor.grad_fn, "_set_sequence_nr"):
                     anchor.grad_fn._set_sequence_nr(_SOON)  # so that its sum begins while the backward goes on
                 self.nodes.add(anchor.grad_fn)
@@ -393,15 +404,6 @@ class Copies:
         return None
 
 
-def _are_same(some: Tensors, others: Tensors) -> bool:
-    return len(some) == len(others) and all(map(is_, some, others))
-
-
-def _leaf() -> Any:
-    """On this rank's device, whose thread then runs all that hangs on it."""
-    return torch.empty(0, dtype=torch.float32, device=world.device, requires_grad=True)
-
-
 def _places(tensors: Tensors) -> list[Any] | None:
     """Where they lie in memory, in which shapes; None if some are computed, anew each time perhaps."""
     if not all(map(attrgetter("is_leaf"), tensors)):
@@ -409,16 +411,16 @@ def _places(tensors: Tensors) -> list[Any] | None:
     return [list(map(ask, tensors)) for ask in (torch.Tensor.data_ptr, torch.Tensor.size, torch.Tensor.stride)]
 
 
-def buckets(tensors: Iterable[torch.Tensor], sparse: Collection[int] = ()) -> list[list[torch.Tensor]]:
+def buckets(tensors: Iterable[torch.Tensor], sparse: Collection[int], held: Collection[int]) -> list[Tensors]:
     """Tensors, in the order in which a backward is likely to reach them, in `BUCKETS`' sizes, by type and device.
 
-    Those whose ids are in `sparse` are alone. The buckets are in the order in which they are complete.
+    Those whose ids are in `sparse` are alone, those in `held` among themselves. Ordered by when they are complete.
     """
-    full: list[list[torch.Tensor]] = []
+    full: list[Tensors] = []
     filling: dict[Any, list[torch.Tensor]] = {}
     sizes: dict[Any, int] = {}
     for tensor in tensors:
-        key: Any = id(tensor) if id(tensor) in sparse else (tensor.dtype, tensor.device)
+        key: Any = id(tensor) if id(tensor) in sparse else (tensor.dtype, tensor.device, id(tensor) in held)
         filling.setdefault(key, []).append(tensor)
         sizes[key] = sizes.get(key, 0) + tensor.numel() * tensor.element_size()
         if id(tensor) in sparse or sizes[key] >= BUCKETS[bool(full)]:

@@ -172,9 +172,11 @@ class WrappedModel(DistributedDataParallel):
 
     @_uncompiled
     def _runs_as_it_is(self) -> bool:
-        return (
-            self.count == 1 or world.alone or OuterBackward.in_forward or "_is_replica" in self.__dict__ or _is_traced()
-        )
+        """Also where torch makes a graph of what runs now, in which the ranks' meetings have no place."""
+        if self.count == 1 or world.alone or OuterBackward.in_forward or "_is_replica" in self.__dict__:
+            return True
+        modes = _get_current_dispatch_mode_stack()
+        return _is_tracing() or any(type(mode) is ProxyTorchDispatchMode for mode in modes)
 
     @_uncompiled
     def _on_rows(self, args: Any, kwargs: Any) -> Any:
@@ -375,11 +377,6 @@ class WrappedModel(DistributedDataParallel):
 WrappedModel.__name__ = nn.DataParallel.__name__
 _LISTS_UNTIL = 8  # calls
 _PER_OBJECT = ("_cutter", "_memory", "_calls", "_version", "_by_rows")
-
-
-def _is_traced() -> bool:
-    """Whether torch makes a graph of what runs now, in which the ranks' meetings have no place."""
-    return _is_tracing() or any(type(mode) is ProxyTorchDispatchMode for mode in _get_current_dispatch_mode_stack())
 
 
 @contextlib.contextmanager

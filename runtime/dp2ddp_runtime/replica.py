@@ -177,6 +177,7 @@ class Replica:
         leaves.update((id(param), param) for _, _, param in self._scripted)
         self.tensors = list(leaves.values())
         self.ids = frozenset(leaves)
+        self._held = self.ids.difference(map(id, root.parameters()))
         self.sparse = {
             id(each.weight) for each in plain if isinstance(each, (nn.Embedding, nn.EmbeddingBag)) and each.sparse
         }
@@ -220,7 +221,7 @@ class Replica:
         Without gradients, too: a checkpoint may run the copies anew for an earlier forward.
         """
         with torch.inference_mode(False), torch.enable_grad():
-            own = self.copies.of(list(filter(_REQUIRES_GRAD, self.tensors)), self.sparse)
+            own = self.copies.of(list(filter(_REQUIRES_GRAD, self.tensors)), self.sparse, self._held)
         is_given = own is self._given
         self._given = own
         self.sources = []

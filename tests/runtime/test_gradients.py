@@ -310,3 +310,30 @@ def test_a_second_derivative_that_comes_by_no_output_of_a_parameter_with_a_hook(
         found.append(torch.autograd.grad(sum(each.square().sum() for each in grads), params))
     torch.testing.assert_close(found[1], found[0])
     return True
+
+
+class Holding(nn.Module):
+    """It holds a layer beside those that are registered, which some rows use, or none do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.held = [nn.Linear(2, 2), nn.Linear(2, 2)]
+
+    def forward(self, x: torch.Tensor, limit: float) -> torch.Tensor:
+        return self.held[0](self.layer(x)) if float(x.detach().sum()) > limit else self.layer(x)
+
+
+@on_ranks(2, each=True)
+def test_what_a_module_only_holds_has_a_gradient_where_a_rank_uses_it() -> bool:
+    """As an architecture search switches layers off: zeros would let momentum and weight decay move them."""
+    net = models.wrap_model(Holding())
+    one, none = net.module.held
+    found = []
+    for limit in (1.5, 3.5, 9.0):
+        net.zero_grad()
+        for each in (one, none):
+            each.zero_grad()
+        net(a_row_each(), limit).sum().backward()
+        found.append([each.weight.grad is not None for each in (net.module.layer, one, none)])
+    return found == [[True, True, False], [True, True, False], [True, False, False]]
