@@ -75,9 +75,9 @@ class Replicas:
             uses = self._classes.uses(unit)
             if uses:
                 where = f"`{self._source.brief(call.func)}`, {self._source.where(call)}"
-                why = f"`{unit.name}` copies a model onto several GPUs by itself ({where})"
-                steps = {step(self._names, node) for node in ast.walk(unit)}
-                todo = _PLAIN if "replicate" in steps else _MODULE
+                copies = "replicate" in {step(self._names, node) for node in ast.walk(unit)}
+                does, todo = ("copies a model onto", _PLAIN) if copies else ("works on", _MODULE)
+                why = f"`{unit.name}` {does} several GPUs by itself ({where})"
                 yield Blocker(uses[0], f"{why}, which every process would do", todo)
         for call in self._source.calls:
             if self._source.function(call) is None and self._takes_devices(call, _STEPS):

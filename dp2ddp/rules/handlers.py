@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, Note
 from dp2ddp.rules.base import Example, Options, Rule
-from dp2ddp.source.nodes import argument, keyword, last_name
+from dp2ddp.source.nodes import argument, in_order, keyword, last_name
 
 _THREADS = frozenset({"threading.Thread", "threading.Timer", "_thread.start_new_thread"})
 _ALARMS = frozenset({"signal.alarm", "signal.setitimer"})
@@ -17,7 +17,7 @@ _MEMORY = re.compile("out of memory|OutOfMemory")
 _WHAT = {
     "memory": (
         "a rank can run out of memory alone, and what follows needs all ranks in step: they would wait for it",
-        "end the script here (`raise`), after no more than printing and saving",
+        "end the script here and below (`raise`), after no more than printing and saving",
     ),
     "swallowed": (
         "an error by one rank's rows is caught by that rank alone, and what follows needs all ranks in step",
@@ -101,7 +101,8 @@ print(net(torch.randn(8, 4)))
     )
 
     def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
-        for node in facts.source.nodes:
+        kinds = (ast.ExceptHandler, ast.ClassDef, ast.Call)
+        for node in in_order(n for n in facts.source.nodes if isinstance(n, kinds)):
             kind = _kind(facts, node)
             if kind:
                 yield Note(self.id, facts.span(node), *_WHAT[kind])

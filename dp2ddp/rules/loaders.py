@@ -147,7 +147,10 @@ def _whole(facts: Facts, options: Options) -> Iterator[Note]:
     for call in (call for call in facts.loaders.calls if collates(call, facts.classes) and not options.rows):
         what = "each rank loads whole batches, as a `collate_fn` may mix rows"
         yield Note(
-            LoadersRule.id, facts.span(call), what, "if rows stay apart in it, say `rows=True` here (or `--rows`)"
+            LoadersRule.id,
+            facts.span(call),
+            what,
+            "if rows stay apart in it, say `rows=True`, here and below (or `--rows`)",
         )
     kinds = (node for node in facts.source.nodes if isinstance(node, ast.ClassDef))
     for node in (node for node in kinds if facts.classes.derives(node, _STREAMS)):
@@ -171,8 +174,5 @@ def _without(facts: Facts) -> Iterator[Note]:
             what = (
                 "no `DataLoader` of torch's is found in this program: each rank loads whole batches, all the same ones"
             )
-            todo = (
-                "seed what draws them, or the ranks differ from step 1 on; around a loader of torch's that is made "
-                "elsewhere put `ddp.shard_loader(...)`"
-            )
+            todo = "to share the loading, put `ddp.shard_loader(...)` around a loader of torch's that is made elsewhere"
             yield Note(LoadersRule.id, facts.span(here), what, todo)

@@ -16,6 +16,7 @@ from dp2ddp.source.spans import Span
 _RENAMED = {"Scale": "Resize", "RandomSizedCrop": "RandomResizedCrop"}
 
 _LOSS = re.compile(r"torch\.nn\.(modules\.loss\.)?\w+Loss")
+_NAMES = re.compile("loss|err|acc")
 _VOLATILE = ("`volatile` has no effect since PyTorch 0.4", "`with torch.no_grad():` where it isn't yet")
 _FIRST = ("`.data[0]` of a loss raises since PyTorch 0.4", "`.item()`")
 _NEXT = ("iterators have no `.next()` since Python 3", "if this is one, write `next(...)`, here and below")
@@ -135,7 +136,7 @@ def _outdated(facts: Facts, node: ast.AST) -> tuple[str, str] | None:
         return _VOLATILE if node.arg == "volatile" else None
     if isinstance(node, ast.Subscript):
         first = _first_of(node)
-        return _FIRST if first is not None and "loss" in ast.unparse(first).lower() else None
+        return _FIRST if first is not None and _NAMES.search(ast.unparse(first).lower()) else None
     names = [each.name for each in node.names] if isinstance(node, ast.ImportFrom) else []
     is_chosen = isinstance(facts.source.parent(node), (ast.Try, ast.If))
     return _ITERATOR if "_DataLoaderIter" in names and not is_chosen else None

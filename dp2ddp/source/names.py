@@ -188,9 +188,11 @@ class Names:
             found = None if tree is None else self._own(tree, name, seen)
             if found is not None:
                 return found
-        others = (_starred(node.module or "", name) for node in self._stars.get(module, ()) if not node.level)
+        others = [node.module or "" for node in self._stars.get(module, ()) if not node.level]
         # What two of them bring is the last one's.
-        found = next(filter(None, reversed(list(others))), None)
+        found = next(filter(None, (_starred(each, name) for each in reversed(others))), None)
+        if found is None and not _STARRED.keys() >= set(others):  # one of a package that isn't here
+            found = _CUSTOMARY.get(name)
         return None if found is None else _canonical(found)
 
     def _submodule(self, module: ast.Module, name: str) -> OwnModule | None:
@@ -252,6 +254,9 @@ _STARRED = {
     "torch.utils.data": re.compile("DataLoader|IterableDataset"),
     "torch.utils.data.dataloader": re.compile("DataLoader"),
 }
+#: What an unknown package's star import brings, where nothing else does.
+_CUSTOMARY = {"torch": "torch", "nn": "torch.nn", "DataParallel": "torch.nn.DataParallel"}
+_CUSTOMARY["DataLoader"] = "torch.utils.data.DataLoader"
 
 
 def _starred(module: str, name: str) -> str | None:

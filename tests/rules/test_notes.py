@@ -53,8 +53,9 @@ HANDLERS = {
 @pytest.mark.parametrize("handler", HANDLERS)
 def test_a_handler_that_goes_on_without_memory_is_noted(handler: str) -> None:
     tried = f"try:\n    evaluate()\n{handler}\n"
-    assert noted(tried) == [("DDP020", 3)] * HANDLERS[handler]
     assert noted(tried * 2) == [("DDP020", 3)] * HANDLERS[handler]
+    deep = f"for x in loader:\n{tried}".replace("\n", "\n    ")
+    assert noted(f"{deep}\n{tried}") == [("DDP020", 4)] * HANDLERS[handler]  # not the one that is less deep
 
 
 @pytest.mark.parametrize(

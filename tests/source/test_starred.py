@@ -30,6 +30,13 @@ def test_star_imports_of_torch_are_followed() -> None:
     assert "ddp.save(net.state_dict(), 'net.pt')" in text
 
 
+def test_what_a_star_import_of_an_unknown_package_leaves_is_torchs() -> None:
+    script = "from easydl import *\nloader = DataLoader(samples, 3)\nnet = nn.DataParallel(nn.Linear(4, 2))\n"
+    text = convert_source(script, "train.py", Options()).new_text
+    assert text.endswith("loader = ddp.shard_loader(DataLoader(samples, 3))\nnet = ddp.wrap_model(nn.Linear(4, 2))\n")
+    assert not convert_source("from math import *\nnn = make()\n" + script[21:], "train.py", Options()).changed
+
+
 def test_getattr_of_a_plain_name_is_followed() -> None:
     script = "from torch import nn\nnet = getattr(nn, 'DataParallel')(nn.Linear(4, 2))\n"
     assert "net = ddp.wrap_model(nn.Linear(4, 2)" in convert_source(script, "train.py", Options()).new_text
