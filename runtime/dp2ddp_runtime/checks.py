@@ -79,7 +79,7 @@ def _compare(params: Sequence[Any], seen: _Seen) -> None:
 
 _PAST = (
     "it was computed past the wrapped model, by what a rank has of its own, as in a hook, or in a list or a function "
-    "that knows the original layers. Compute it from what the model returns"
+    "that knows the original layers. Compute it from what the model returns; pass a measured time through ddp.broadcast"
 )
 
 
