@@ -75,7 +75,7 @@ class Environment:
         if self.ready():
             return
         print(f"dev.py: setting up {self.folder.name} (first run; downloads PyTorch, minutes)", flush=True)
-        if not Path(self.python).exists():
+        if Path(sys.prefix).resolve() != self.folder.resolve():  # anew: what isn't asked for any more must not stay
             self._create()
         self._install()
         (self.folder / STAMP).write_text(self.recipe)
