@@ -53,7 +53,7 @@ def trained(script: Path, data: Path, folder: Path, oracle: bool) -> tuple[list[
 
 
 #: Loaders, losses, models, optimizers and devices in other ways than the runtime's tests have them.
-NAMES = "mnist_amp_accumulate mnist_contrastive mnist_functions mnist_gan mnist_iterations mnist_rnn".split()
+NAMES = "mnist_amp_accumulate mnist_contrastive mnist_gan mnist_rnn".split()
 
 
 @pytest.mark.parametrize("name", NAMES)
