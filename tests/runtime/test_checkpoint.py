@@ -112,17 +112,28 @@ def test_mode_and_links_stay(tmp_path: Path) -> None:
 # --- ranks ---
 
 
+class Noted:
+    """Notes when it is written."""
+
+    times = 0
+
+    def __reduce__(self) -> Any:
+        Noted.times += 1
+        return dict, ()
+
+
 def _save_and_load(folder: Path) -> list[Any]:
+    save([world.rank, Noted()], folder / "path.pt")
     with open(folder / "file.pt", "wb") as f:
         save({"by": world.rank}, f)
     memory = io.BytesIO()
     save(world.rank, memory)
     memory.seek(0)
-    return [load(folder / "file.pt"), load(memory)]
+    return [load(folder / "path.pt"), Noted.times, load(folder / "file.pt"), load(memory)]
 
 
-def test_a_file_object_is_rank_0s_and_memory_each_ranks(ranks: Any, tmp_path: Path) -> None:
-    assert ranks(2, _save_and_load, tmp_path) == [[{"by": 0}, rank] for rank in range(2)]
+def test_files_are_written_once_by_rank_0_and_memory_is_each_ranks(ranks: Any, tmp_path: Path) -> None:
+    assert ranks(2, _save_and_load, tmp_path) == [[[0, {}], 1 - rank, {"by": 0}, rank] for rank in range(2)]
 
 
 # --- loading ---
