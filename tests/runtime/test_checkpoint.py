@@ -119,7 +119,7 @@ class Noted:
 
     def __reduce__(self) -> Any:
         Noted.times += 1
-        return dict, ()
+        return OrderedDict, ()
 
 
 def _save_and_load(folder: Path) -> list[Any]:
