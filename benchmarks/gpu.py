@@ -47,14 +47,13 @@ def start(wrap: str, ranks: int, runs: Sequence[Run], device: str) -> list[Any]:
     if device == "cpu":
         env.update(DP2DDP_DEVICE="cpu", CUDA_VISIBLE_DEVICES="")
     command = [sys.executable, str(SCRIPT), wrap, "--ranks", str(ranks), *map(str, runs)]
-    process = subprocess.Popen(
-        command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
     try:
-        out, errors = process.communicate(timeout=_LONGEST)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        out, errors = process.communicate()
+        done = subprocess.run(
+            command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_LONGEST
+        )
+        out, errors = done.stdout, done.stderr
+    except subprocess.TimeoutExpired as late:
+        out, errors = ((text or b"").decode(errors="replace") for text in (late.stdout, late.stderr))
         errors += f"\nError: no end after {_LONGEST:.0f} s"
     found = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
     lines = [line for line in errors.splitlines() if line.strip()] or ["no message"]

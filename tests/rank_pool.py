@@ -83,8 +83,7 @@ class RankPool:
     ) -> list[Any]:
         """Run `fn(*args, **kwargs)` on `n` ranks and return their results.
 
-        With `join=False` no process group is joined: the ranks only have torchrun's environment variables, and
-        `RANK_POOL_STORE`, a fresh path for `init_method="file://..."`. Processes that join one are not used again.
+        With `join=False` no process group is joined: the ranks only have torchrun's environment variables.
 
         Raises:
             RankError: a rank raised, died, or took longer than `timeout` seconds.
@@ -154,13 +153,13 @@ class Body:
         return getattr(importlib.import_module(self.module), self.name).body()
 
 
-def on_ranks(*sizes: int, each: Any = None, all_give: Any = None) -> Callable[[Callable[[], Any]], Any]:
-    """Makes a test whose body ranks run, as many as each of `sizes`; each returns `each`, or all `all_give`."""
+def on_ranks(*sizes: int, each: Any = None) -> Callable[[Callable[[], Any]], Any]:
+    """Makes a test whose body ranks run, as many as each of `sizes`; each returns `each`."""
 
     def make(body: Callable[[], Any]) -> Any:
         def test(ranks: RankPool) -> None:
             for n in sizes:
-                assert ranks(n, Body(body.__module__, body.__name__)) == (all_give or [each] * n)
+                assert ranks(n, Body(body.__module__, body.__name__)) == [each] * n
 
         test.__name__, test.__doc__, test.__module__ = body.__name__, body.__doc__, body.__module__
         test.body = body  # type: ignore[attr-defined]
@@ -232,7 +231,7 @@ def _run(task: bytes, n: int, store: str, join: bool) -> Answer:
     from dp2ddp_runtime.world import world
 
     rank, fn, args, kwargs = pickle.loads(task)
-    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": n, "LOCAL_WORLD_SIZE": n, "RANK_POOL_STORE": store}
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": n, "LOCAL_WORLD_SIZE": n}
     os.environ.update({name: str(value) for name, value in names.items()})
     torch.set_default_dtype(torch.float32)
     if join and world.store is None:

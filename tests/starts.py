@@ -17,7 +17,7 @@ import forks
 Done = subprocess.CompletedProcess[str]
 
 ENVIRONMENT = {
-    **{k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "OMP_NUM_THREADS")},
+    **{k: v for k, v in os.environ.items() if k not in "RANK WORLD_SIZE OMP_NUM_THREADS CUDA_VISIBLE_DEVICES".split()},
     "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     "DP2DDP_DEVICE": "cpu",
     "PYTHONUNBUFFERED": "1",  # so that what children print stands where they print it

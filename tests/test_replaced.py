@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import tempfile
-from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import starts
 
 ROOT = Path(__file__).parents[1]
@@ -62,16 +62,20 @@ print(json.dumps([tables, changed, other]))
 """
 
 
-@cache
-def _told(folder: Path) -> Any:
+@pytest.fixture(scope="module")
+def told(warm: starts.Warm, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return _told(warm, tmp_path_factory.mktemp("replaced"))
+
+
+def _told(warm: starts.Warm, folder: Path) -> Any:
     (folder / "train.py").write_text(_SCRIPT)
-    done = starts.start("train.py", cwd=folder)
+    done = warm.start(folder / "train.py", forked=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-def test_only_what_the_tables_say_is_replaced(tmp_path_factory: Any) -> None:
-    tables, changed, other_names = _told(tmp_path_factory.getbasetemp())
+def test_only_what_the_tables_say_is_replaced(told: Any) -> None:
+    tables, changed, other_names = told
     named = {name for table in tables.values() for name in table}
     assert len(named) <= MOST
     # Modules that keep a function under a name of their own get the same stand-in; so does pathlib before Python 3.11.
@@ -93,13 +97,15 @@ def _table(tables: dict[str, dict[str, str]]) -> str:
     )
 
 
-def test_the_page_has_the_tables(tmp_path_factory: Any) -> None:
-    table = _table(_told(tmp_path_factory.getbasetemp())[0])
+def test_the_page_has_the_tables(told: Any) -> None:
+    table = _table(told[0])
     assert f"{table}\n" in PAGE, f"python tests/test_replaced.py writes it:\n{table}"
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        table = _table(_told(Path(folder))[0])
+        warm = starts.Warm(Path(folder))
+        table = _table(_told(warm, Path(folder))[0])
+        warm.close()
     start, _, rest = PAGE.partition(_BEGIN)
     (ROOT / "docs/architecture.md").write_text(f"{start}{table}\n{rest.partition(chr(10) * 2)[2]}", "utf-8")

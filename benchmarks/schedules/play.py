@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
 import random
 import runpy
@@ -12,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,8 +53,8 @@ class Schedule:
         return cls(script, number, seed, ranks, chance.randrange(-1, ranks), chance.choice([0.02, 0.1, 0.4]))
 
 
-def prepare(folder: Path) -> None:
-    """Convert all scripts, and run each original, below `folder`.
+def prepare(folder: Path, scripts: Collection[str]) -> None:
+    """Convert all scripts, and run the originals of some, below `folder`.
 
     Raises:
         subprocess.CalledProcessError: the command refuses, or an original fails.
@@ -61,7 +62,7 @@ def prepare(folder: Path) -> None:
     converted = folder / "converted"
     command = [sys.executable, "-m", "dp2ddp", "convert", os.fspath(SCRIPTS), "-o", os.fspath(converted), "-q"]
     subprocess.run(command, check=True)
-    for script in SCRIPTS.glob("[!_]*.py"):
+    for script in (SCRIPTS / name for name in scripts):
         at = folder / "originals" / script.stem
         at.mkdir(parents=True)
         child = forked(script, at, at, {})
@@ -69,18 +70,17 @@ def prepare(folder: Path) -> None:
             raise subprocess.CalledProcessError(1, script.name, stderr=(at / "stderr").read_text())
 
 
-def play(schedule: Schedule, folder: Path, plant: Callable[[], None] | None = None) -> list[str]:
+def play(schedule: Schedule, folder: Path, plant: str | None = None) -> list[str]:
     """Run a schedule; returns what was wrong.
 
     Args:
         folder: that `prepare` was given.
-        plant: breaks something in each rank before it starts.
+        plant: one of `PLANTS`.
     """
-    original, machine = folder / "originals" / Path(schedule.script).stem, folder / "machine"
-    outputs = [folder / f"rank{rank}" for rank in range(schedule.ranks)]
+    original, own = folder / "originals" / Path(schedule.script).stem, folder / str(schedule.number)
+    machine, outputs = own / "machine", [own / f"rank{rank}" for rank in range(schedule.ranks)]
     for each in (machine, *outputs):
-        shutil.rmtree(each, ignore_errors=True)
-        each.mkdir()
+        each.mkdir(parents=True)
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
@@ -94,7 +94,7 @@ def play(schedule: Schedule, folder: Path, plant: Callable[[], None] | None = No
 
         def before(delays: Delays = delays) -> None:
             if plant:
-                plant()
+                PLANTS[plant]()
             delays.install()
 
         variables = {name: str(value) for name, value in places.items()}
@@ -106,7 +106,9 @@ def play(schedule: Schedule, folder: Path, plant: Callable[[], None] | None = No
     printed, wanted = ((each / "stdout").read_text() for each in (outputs[0], original))
     if printed != wanted:
         wrong.append(f"printed {printed!r} instead of {wanted!r}")
-    return wrong + differences(_files(original), _files(machine))
+    wrong += differences(_files(original), _files(machine))
+    shutil.rmtree(own)
+    return wrong
 
 
 def differences(wanted: Mapping[str, Path], found: Mapping[str, Path]) -> list[str]:
@@ -156,6 +158,8 @@ def _run(
     """Run a script as Python does, to its end."""
     os.setsid()
     atexit._clear()  # what the process has registered that this one is a copy of
+    process: Any = multiprocessing.process
+    process._parent_process = None  # as in a script: it is nobody's worker
     for name in _CLEARED:
         os.environ.pop(name, None)
     os.environ.update(variables, DP2DDP_DEVICE="cpu", OMP_NUM_THREADS="1", PYTHONHASHSEED="0")
@@ -203,14 +207,17 @@ def _wait(children: Mapping[int, int]) -> list[str]:
     return wrong
 
 
-def plants() -> dict[str, Callable[[], Any]]:
-    """Mistakes that can be planted into each rank, to see that they are found."""
+def _no_turn() -> None:
     from dp2ddp_runtime import disk  # the ranks' own copy
 
-    def no_turn() -> None:
-        disk.Disk._let_come = lambda self, *args: None  # type: ignore[method-assign]
+    disk.Disk._let_come = lambda self, *args: None  # type: ignore[method-assign]
 
-    def no_wait() -> None:
-        disk.Disk.wait_for_changes = lambda self, *args: None  # type: ignore[method-assign]
 
-    return {"removes at once": no_turn, "reads at once": no_wait}
+def _no_wait() -> None:
+    from dp2ddp_runtime import disk
+
+    disk.Disk.wait_for_changes = lambda self, *args: None  # type: ignore[method-assign]
+
+
+#: Mistakes that can be planted into each rank, to see that they are found.
+PLANTS: dict[str, Callable[[], None]] = {"removes at once": _no_turn, "reads at once": _no_wait}

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from starts import Done, Warm
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 gpu: Any = importlib.import_module("gpu")
 
 
-def test_without_a_gpu_it_says_so() -> None:
-    done = subprocess.run([sys.executable, str(BENCHMARKS / "gpu.py")], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout.startswith("gpu: torch finds no GPU here")) == (0, True)
+def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu.py"])
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert gpu.main() == 0
+    assert capsys.readouterr().out.startswith("gpu: torch finds no GPU here")
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_ranks_train_as_the_emulation_does(ranks: int) -> None:
+def test_ranks_train_as_the_emulation_does(ranks: int, warm: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
     """A single one, too, which goes through all that several do."""
+
+    def run(command: list[str], *, env: dict[str, str], **_: Any) -> Done:
+        return warm.start(*command[1:], nproc=ranks, env=env, forked=True)
+
+    monkeypatch.setattr(gpu.subprocess, "run", run)
     ((*_, apart, verdict),) = gpu.exactness([ranks], [gpu.Run("convolutions", "none", 3, 12)], "cpu")
     assert (apart, verdict) == ("0.0e+00", "agrees")
 

@@ -1,4 +1,4 @@
-"""Planted mistakes: each fits its conversion once; what is said of them is judged right; one is run."""
+"""Planted mistakes: each fits its conversion once; what is said is judged right, healthy scripts too; one is run."""
 
 from __future__ import annotations
 
@@ -52,6 +52,11 @@ def test_one_is_found(capfd: pytest.CaptureFixture[str]) -> None:
     assert out.endswith("1: 1 found, 1 at the right step, 1 named\n")
 
 
-def test_a_healthy_script_agrees(capfd: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["--healthy", "--script", "segment", "--seeds=1"]) == 0
-    assert capfd.readouterr().out.endswith("1: 1 agree\n")
+@pytest.mark.parametrize(("verdict", "code", "agreed"), [("agree", 0, 2), ("not shown", 1, 0)])
+def test_of_healthy_scripts_all_but_agree_is_wrong(
+    verdict: str, code: int, agreed: int, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """(That they do agree is what the tests of `verify` show.)"""
+    monkeypatch.setattr(command, "verify", lambda *_: Said(verdict))
+    assert command.main(["--healthy", "--script", "segment", "--seeds=2"]) == code
+    assert capfd.readouterr().out.endswith(f"2: {agreed} agree\n")

@@ -22,14 +22,9 @@ import torch
 from .build import PretendCudaUnavailableError
 from .counts import Copy, copies, reset_copies
 
-__all__ = ["Copy", "PretendCudaUnavailableError", "copies", "install", "installed", "is_fixed", "reset_copies"]
+__all__ = ["Copy", "PretendCudaUnavailableError", "copies", "install", "is_fixed", "reset_copies"]
 
 _held: list[Any] = []  # what must live as long as the process
-
-
-def installed() -> bool:
-    """Whether this process pretends."""
-    return bool(_held)
 
 
 def is_fixed() -> bool:
@@ -37,18 +32,16 @@ def is_fixed() -> bool:
     return any(getattr(each, "is_fixed", False) for each in _held)
 
 
-def install(devices: int = 2, *, backward_threads: bool = False) -> None:
+def install(devices: int = 2) -> None:
     """Let this process, and those that it forks, have `devices` CUDA devices, for as long as they live.
 
-    Args:
-        devices: how many; `CUDA_VISIBLE_DEVICES` may show fewer.
-        backward_threads: run backward in a thread for each device, as CUDA does. By default it runs in the thread that
-            asks for it: in one order, and what it copies is counted for the script's line.
+    `CUDA_VISIBLE_DEVICES` may show fewer. Backward runs in the thread that asks for it, and not in one for each device
+    as with CUDA: in one order, and what it copies is counted for the script's line.
 
     Raises:
         PretendCudaUnavailableError: a torch without CUDA in it, no compiler, or CUDA is used already.
     """
-    if installed():
+    if _held:
         raise PretendCudaUnavailableError("pretend CUDA is installed already; it stays until the process ends")
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call,unused-ignore]
         raise PretendCudaUnavailableError("pretend CUDA can't be installed: this process uses a real one already")
@@ -65,4 +58,4 @@ def install(devices: int = 2, *, backward_threads: bool = False) -> None:
     _held.extend([library, known, kernels.install()])
     module.install(known, library)
     replicas.install()
-    torch.autograd.set_multithreading_enabled(backward_threads)
+    torch.autograd.set_multithreading_enabled(False)

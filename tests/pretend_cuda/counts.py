@@ -1,4 +1,4 @@
-"""Copies between devices, and between a device and the host: how many bytes, and which lines did it."""
+"""Copies to the host: how many, and which lines did it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-HOST = "cpu"
 _OWN = (
     str(Path(torch.__file__).parent),
     *(str(path) for path in Path(__file__).parent.glob("[!t]*.py")),  # but for the tests
@@ -23,43 +22,31 @@ _DEPTH = 4
 
 
 class Copy(NamedTuple):
-    """Copies from one device to another that the same lines have made.
+    """Copies from a device to the host that the same lines have made.
 
     Attributes:
-        source: `cuda:1`, or `cpu`.
-        target: likewise.
         lines: `file.py:12`, the innermost first: up to four that aren't torch's own.
         times: how often.
-        bytes: how many in all.
     """
 
-    source: str
-    target: str
     lines: tuple[str, ...]
     times: int
-    bytes: int
 
 
 _lock = threading.Lock()
-_times: Counter[tuple[str, str, tuple[str, ...]]] = Counter()
-_bytes: Counter[tuple[str, str, tuple[str, ...]]] = Counter()
+_times: Counter[tuple[str, ...]] = Counter()
 
 
-def copies(source: str | None = None, target: str | None = None) -> list[Copy]:
-    """The copies since the start or the last `reset_copies`; those from `source` or to `target` only, if asked."""
+def copies() -> list[Copy]:
+    """The copies since the start or the last `reset_copies`."""
     with _lock:
-        return [
-            Copy(*key, times, _bytes[key])
-            for key, times in _times.items()
-            if source in (None, key[0]) and target in (None, key[1])
-        ]
+        return [Copy(*each) for each in _times.items()]
 
 
 def reset_copies() -> None:
     """Count copies anew from here on."""
     with _lock:
         _times.clear()
-        _bytes.clear()
 
 
 def listen(library: ctypes.CDLL) -> None:
@@ -68,15 +55,10 @@ def listen(library: ctypes.CDLL) -> None:
 
 
 def _note(source: int, target: int, size: int) -> None:
-    # A thread of autograd's own has no caller.
-    key = (_name(source), _name(target), tuple(_lines(sys._getframe().f_back)))
-    with _lock:
-        _times[key] += 1
-        _bytes[key] += size
-
-
-def _name(index: int) -> str:
-    return HOST if index < 0 else f"cuda:{index}"
+    if target < 0:
+        lines = tuple(_lines(sys._getframe().f_back))  # a thread of gloo's has no caller
+        with _lock:
+            _times[lines] += 1
 
 
 def _lines(frame: FrameType | None) -> Iterator[str]:

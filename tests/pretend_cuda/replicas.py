@@ -63,39 +63,16 @@ def _gather(tensors: Sequence[Tensor], dim: int, destination: int | None) -> Ten
 class OracleDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ignore]
     """torch's own `nn.DataParallel`, whose replicas run one after the other, each drawing from its own stream.
 
-    Takes what `nn.DataParallel` takes. Nothing but the order is changed: each replica runs in a thread of its own, as
+    Nothing but the order is changed: each replica runs in a thread of its own, as
     torch's `parallel_apply` starts it, and the next one starts when it has ended. Side by side they would race for the
     generators of the CPU, of `random` and of NumPy.
     """
 
-    #: What the forward of replica i is run in, for who shares them between models; None: each instance has its own
-    #: `dp2ddp_runtime.streams.Stream(rank=i)`.
-    streams: ClassVar[Sequence[AbstractContextManager[Any]] | None] = None
-
-    def __init__(
-        self,
-        module: nn.Module,
-        device_ids: Sequence[int | torch.device] | None = None,
-        output_device: int | torch.device | None = None,
-        dim: int = 0,
-    ) -> None:
-        super().__init__(module, device_ids, output_device, dim)
-        self._own: dict[int, AbstractContextManager[Any]] = {}
-
-    def stream(self, replica: int) -> AbstractContextManager[Any]:
-        """What the forward of `replica` is run in, with its device the current one."""
-        if self.streams is not None:
-            return self.streams[replica]
-        from dp2ddp_runtime.streams import Stream  # the runtime asks CUDA for a rank's device when it is imported
-
-        return self._own.setdefault(replica, Stream(rank=replica))
-
-    def splits(self, calls: Sequence[Any]) -> None:
-        """Is called whenever a batch is split, with what each replica is called with."""
+    #: What the forward of replica i is run in: all models share them, as a rank has one.
+    streams: ClassVar[Sequence[AbstractContextManager[Any]]] = ()
 
     def parallel_apply(self, replicas: Sequence[Any], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
         """torch's own `parallel_apply`, with threads that wait for one another."""
-        self.splits([*zip(inputs, kwargs)])
         if len(replicas) == 1:  # torch starts no thread then
             with self._drawing(0):
                 return super().parallel_apply(replicas, inputs, kwargs)
@@ -104,15 +81,12 @@ class OracleDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ignor
 
     @contextlib.contextmanager
     def _drawing(self, replica: int) -> Iterator[None]:
-        with torch.cuda.device(self.device_ids[replica]), self.stream(replica):
+        from dp2ddp_runtime.streams import Stream  # the runtime asks CUDA for a rank's device when it is imported
+
+        if not self.streams:
+            type(self).streams = [Stream(rank=rank) for rank in range(torch.cuda.device_count())]
+        with torch.cuda.device(self.device_ids[replica]), self.streams[replica]:
             yield
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Where a copy draws from is its own affair; and a model that is saved whole is saved as torch's own.
-        return {name: value for name, value in self.__dict__.items() if name != "_own"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({**state, "_own": {}})  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from children import call
+from starts import Warm
 from torch import nn
+
+from pretend_cuda import install
 
 
 def mixing() -> None:
@@ -33,5 +35,11 @@ def mixing() -> None:
     assert (on * torch.tensor(2.0)).device == on.device  # a number goes along with any device
 
 
-def test_devices_do_not_mix() -> None:
-    call(mixing)
+def test_devices_do_not_mix(warm: Warm) -> None:
+    done = warm.start(__file__)
+    assert done.returncode == 0, done.stderr
+
+
+if __name__ == "__main__":
+    install(2)
+    mixing()

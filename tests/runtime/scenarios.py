@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import namedtuple
 from typing import Any, Callable
 
 import numpy as np
@@ -17,7 +16,6 @@ Wrapper = Callable[..., Any]
 Scenario = Callable[[Wrapper], Tensors]
 
 SCENARIOS: dict[str, Scenario] = {}
-Pair = namedtuple("Pair", "left right")
 
 
 def scenario(function: Scenario) -> Scenario:
@@ -40,19 +38,6 @@ class Function(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.fn(self, *args, **kwargs)
-
-
-@scenario
-def nested_values(wrap: Wrapper) -> Tensors:
-    def forward(self: Any, x: Any, pair: Pair, *, scale: float, extra: dict[str, Any]) -> Any:
-        out = self.layer(x[0]) * scale + pair.right
-        return {"a": (out, extra["z"]), "b": Pair([out.sum()], None), "c": out.argmax(1), "d": out > 0}
-
-    net = wrap(Function(forward))
-    x, y, z = torch.rand(7, 4), torch.rand(7, 3), torch.rand(3, 7).t()
-    out = net([x, "text"], Pair(1, y), scale=2.0, extra={"z": z})
-    (out["a"][0].square().sum() + out["b"].left[0].prod()).backward()
-    return [out["a"][0], out["a"][1], out["b"].left[0], out["c"], out["d"], *grads(net)]
 
 
 @scenario

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import textwrap
@@ -100,11 +99,9 @@ def test_others_have_rank_0s_states_answers_clock_and_folder(warm: Warm, tmp_pat
     assert told[0] == told[1], told
     print(told[0][1:3], len(told))
     """
-    read, written = os.pipe()
-    os.write(written, b"Ada\n")
-    os.close(written)
-    done = warm.start(script(tmp_path, body), forked=True, stdin=read, cwd=tmp_path)
-    os.close(read)
+    (tmp_path / "given").write_text("Ada\n")
+    with open(tmp_path / "given") as given:
+        done = warm.start(script(tmp_path, body), forked=True, stdin=given.fileno(), cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "name? ['Ada', 'nothing'] 2\n"), done.stderr
 
 
@@ -156,23 +153,17 @@ def test_without_gpus_a_script_is_told_of_as_many_as_are_asked_for(warm: Warm, t
 
 
 @pytest.mark.parametrize("how", ["pdb", "module"])
-def test_debuggers_have_rank_0_alone(tmp_path: Path, how: str) -> None:
+def test_debuggers_have_rank_0_alone(warm: Warm, tmp_path: Path, how: str) -> None:
     stops = "breakpoint() if len(sys.argv) > 1 else None"
     through = "print('through', net(torch.ones(2, 3)).shape[0])"
     path = script(tmp_path, WRAP, "print('size', ddp.world_size())", stops, through)
-    options, words, arguments = {
-        "pdb": (["-m", "pdb"], "b 7\nc\np 'fo' 'und'\nc\nq\n", [path]),
-        "module": (["-m"], "p 'fo' 'und'\nc\n", ["train", "stop"]),
+    words, arguments = {
+        "pdb": ("b 7\nc\np 'fo' 'und'\nc\nq\n", ["-m", "pdb", path]),
+        "module": ("p 'fo' 'und'\nc\n", ["-m", "train", "stop"]),
     }[how]
-    done = subprocess.run(
-        [sys.executable, *options, *arguments],
-        env=environment(2, None),
-        cwd=tmp_path,
-        input=words,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    (tmp_path / "given").write_text(words)
+    with open(tmp_path / "given") as given:
+        done = warm.start(*arguments, cwd=tmp_path, stdin=given.fileno(), forked=True)
     assert done.returncode == 0, done.stderr
     assert "size 2" in done.stdout
     assert "through 2" in done.stdout

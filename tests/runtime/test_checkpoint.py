@@ -112,33 +112,50 @@ def test_mode_and_links_stay(tmp_path: Path) -> None:
 # --- ranks ---
 
 
+class Noted:
+    """Notes when it is written."""
+
+    times = 0
+
+    def __reduce__(self) -> Any:
+        Noted.times += 1
+        return OrderedDict, ()
+
+
 def _save_and_load(folder: Path) -> list[Any]:
+    save([world.rank, Noted()], folder / "path.pt")
     with open(folder / "file.pt", "wb") as f:
         save({"by": world.rank}, f)
     memory = io.BytesIO()
     save(world.rank, memory)
     memory.seek(0)
-    return [load(folder / "file.pt"), load(memory)]
+    return [load(folder / "path.pt"), Noted.times, load(folder / "file.pt"), load(memory)]
 
 
-def test_a_file_object_is_rank_0s_and_memory_each_ranks(ranks: Any, tmp_path: Path) -> None:
-    assert ranks(2, _save_and_load, tmp_path) == [[{"by": 0}, rank] for rank in range(2)]
+def test_files_are_written_once_by_rank_0_and_memory_is_each_ranks(ranks: Any, tmp_path: Path) -> None:
+    assert ranks(2, _save_and_load, tmp_path) == [[[0, {}], 1 - rank, {"by": 0}, rank] for rank in range(2)]
 
 
 # --- loading ---
 
 
-def test_a_whole_dataparallel_comes_back_wrapped(tmp_path: Path) -> None:
-    from dp2ddp_runtime import WrappedModel
+def _loaded(path: Path) -> list[str]:
+    torch.save({"nets": [{"net": nn.DataParallel(Net())}], "step": 3}, path)
+    found = []
+    for each in (torch.load, load):
+        saved = each(path, weights_only=False)
+        net = saved["nets"][0]["net"]
+        assert next(iter(net.state_dict())) == "module.fc.weight"
+        assert not isinstance(net.module, models.WrappedModel)
+        found += [type(net).__qualname__, str(saved["step"])]
+    return found
 
-    model = nn.DataParallel(Net(), dim=0)
-    torch.save(model, tmp_path / "net.pt")
-    torch.save({"epoch": 3, "model": model}, tmp_path / "both.pt")
-    both = load(tmp_path / "both.pt", weights_only=False)
-    assert both["epoch"] == 3
-    for loaded in (load(tmp_path / "net.pt", weights_only=False), both["model"]):
-        assert isinstance(loaded, WrappedModel)
-        assert same(loaded.state_dict(), model.state_dict())
+
+def test_a_whole_dataparallel_comes_back_wrapped(ranks: Any, tmp_path: Path) -> None:
+    """Also by `torch.load`: as the script's own `isinstance` is converted."""
+    assert ranks(2, _loaded, tmp_path / "whole.pt") == [["WrappedModel", "3"] * 2] * 2
+    # Alone, what is torch's own stays as in the original.
+    assert ranks(1, _loaded, tmp_path / "alone.pt") == [["DataParallel", "3", "WrappedModel", "3"]]
 
 
 # --- module. ---
@@ -176,19 +193,3 @@ def test_states_that_do_not_fit() -> None:
     state["extra"] = torch.ones(1)
     with pytest.raises(RuntimeError, match="Unexpected key"):
         load_state_dict(Net(), OrderedDict(state))
-
-
-def _loaded_by_the_script(path: Path) -> list[str]:
-    from torch import nn
-
-    torch.save({"nets": [{"net": nn.DataParallel(nn.Linear(2, 2))}], "step": 3}, path)
-    saved = torch.load(path, weights_only=False)
-    net = saved["nets"][0]["net"]
-    assert isinstance(net, models.WrappedModel)  # as the script's own `isinstance` is converted
-    assert not isinstance(net.module, models.WrappedModel)
-    return [type(net).__qualname__, str(saved["step"])]
-
-
-def test_torch_load_itself_loads_as_ddp_load_does(ranks: Any, tmp_path: Path) -> None:
-    assert ranks(2, _loaded_by_the_script, tmp_path / "whole.pt") == [["WrappedModel", "3"]] * 2
-    assert ranks(1, _loaded_by_the_script, tmp_path / "alone.pt") == [["DataParallel", "3"]]  # as the original

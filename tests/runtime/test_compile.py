@@ -32,8 +32,7 @@ def test_training_with_an_empty_cache(warm: Warm, tmp_path: Path) -> None:
     assert plain.returncode == 0, plain.stderr
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
     compiled = write(tmp_path, BODY.format(model="torch.compile(ddp.wrap_model(net))"))
-    with warm.started(compiled, env=env, forked=True) as started:
-        done = started.wait(timeout=200)
+    done = warm.start(compiled, env=env, forked=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout == plain.stdout
     assert len(plain.stdout.split()) == 6
@@ -47,17 +46,16 @@ def test_a_cache_s_own_folder_is_each_rank_s(warm: Warm, tmp_path: Path) -> None
     ddp.setup()
     ddp.wrap_model(torch.nn.Linear(1, 1))
     cache = os.environ["TORCHINDUCTOR_CACHE_DIR"]
-    time.sleep(2 * ddp.rank())
+    time.sleep(0.5 * ddp.rank())
     with FileLock(os.path.expanduser("~/.cache/torch/lock")):
         for folder in (cache, os.path.expanduser("~/.cache/torch/kernels")):
             os.makedirs(folder, exist_ok=True)
-        time.sleep(2 * (1 - ddp.rank()))
+        time.sleep(1.5 * (1 - ddp.rank()))
     os.environ["TORCH_HOME"] = os.path.expanduser(f"~/models{ddp.rank()}")  # which a script may say late
     os.makedirs(os.environ["TORCH_HOME"])
     print(ddp.gather([os.path.isdir(each) for each in (folder, os.environ["TORCH_HOME"])]))
     """
     (tmp_path / "cache").mkdir()
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "HOME": str(tmp_path)}
-    with warm.started(write(tmp_path, body), env=env) as started:
-        done = started.wait(timeout=60)
+    done = warm.start(write(tmp_path, body), env=env, forked=True)
     assert (done.stdout, done.returncode) == ("[[True, True], [True, True]]\n", 0), done.stderr

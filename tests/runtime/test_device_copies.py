@@ -105,7 +105,7 @@ def copied(original: bool, step: Callable[[Run, Tensor, Tensor], None]) -> list[
             if number == BEHIND:
                 break
             step(run, x.to(device()), y.to(device()))
-        found = [each for each in copies(target="cpu") if not is_collective(each)]
+        found = [each for each in copies() if not is_collective(each)]
         return [" < ".join(each.lines[:2]) for each in found for _ in range(each.times)]
     finally:
         reset_copies()

@@ -99,12 +99,12 @@ def test_who_waits_and_where_is_told_once_and_the_job_goes_on(warm: Warm, tmp_pa
 
 
 def test_a_rank_that_is_long_before_the_first_wrap_says_where(warm: Warm, tmp_path: Path) -> None:
-    slow = "ddp.setup()\nimport time\nif 'DP2DDP_RANK_OF' in os.environ: time.sleep(4)\n"
+    slow = "ddp.setup()\nimport time\nif 'DP2DDP_RANK_OF' in os.environ: time.sleep(3)\n"
     path = write(tmp_path, slow + "ddp.wrap_model(torch.nn.Linear(2, 1))")
     done = warm.start(path, forked=True, env={"DP2DDP_STUCK_AFTER": "1"})
     assert done.returncode == 0, done.stderr
     assert "rank 0 at train.py:7" in done.stderr
-    assert "is at work: if 'DP2DDP_RANK_OF' in os.environ: time.sleep(4)" in done.stderr
+    assert "is at work: if 'DP2DDP_RANK_OF' in os.environ: time.sleep(3)" in done.stderr
 
 
 def test_a_job_in_which_nothing_moves_ends(warm: Warm, tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ signals.alone_after = 0.5
 torch.save("old", {path!r})
 print("ready", flush=True)
 try:
-    time.sleep(4)
+    time.sleep(2)
 except KeyboardInterrupt:
     torch.save("new", {path!r})
     print("saved", flush=True)

@@ -16,6 +16,8 @@ from starts import Started, Warm, write
 
 TRAIN = """
     import json, pathlib
+    from dp2ddp_runtime import links
+    links._PATIENCE = 2.0  # the machines have one name, so a rank looks for all others on its own one, in vain
     ddp.setup(seed=3, timeout=60)
     shared, own = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
     net = ddp.wrap_model(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)))

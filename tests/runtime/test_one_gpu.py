@@ -17,7 +17,6 @@ from dp2ddp_runtime.world import world
 from rank_pool import on_ranks
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
-from torch.utils.checkpoint import checkpoint
 
 Pair = namedtuple("Pair", "out names")
 
@@ -60,16 +59,6 @@ def assert_trained(module: nn.Module, net: Any, loss: torch.Tensor, wrapped_loss
         torch.testing.assert_close(own.grad, expected, msg=lambda text, name=name: f"{name}: {text}")
 
 
-def compare(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[nn.Module, Any]:
-    """Three steps of both; the losses and gradients are the same."""
-    module, net = both(Net(forward))
-    for _ in range(3):
-        module.zero_grad()
-        net.zero_grad()
-        assert_trained(module, net, module(*args, **kwargs).square().sum(), net(*args, **kwargs).square().sum())
-    return module, net
-
-
 @on_ranks(2, 3)
 def test_parameters_and_state_in_a_forward() -> None:
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
@@ -79,7 +68,8 @@ def test_parameters_and_state_in_a_forward() -> None:
         assert names["layer.weight"] is first is self.layer.weight
         return self.layer(x.to(first.device, first.dtype)) + sum(each.square().sum() for each in self.parameters())
 
-    compare(forward, batch(5))
+    module, net = both(Net(forward))
+    assert_trained(module, net, module(batch(5)).square().sum(), net(batch(5)).square().sum())
 
 
 def counting(self: Any, x: torch.Tensor) -> torch.Tensor:
@@ -409,23 +399,6 @@ def test_a_package_that_synchronises_by_exchanging_replicate_does_so() -> None:
     other.replicate = net.replicate
     with pytest.raises(RuntimeError, match="was exchanged, and the model has no layers of a package"):
         other(torch.ones(9, 3))
-
-
-def checkpointed(self: Any, x: torch.Tensor) -> torch.Tensor:
-    x = checkpoint(self.layer, x, use_reentrant=True) + checkpoint(self.other, x, use_reentrant=False)
-    return x.tanh()
-
-
-@on_ranks(2, 3)
-def test_checkpoints_inside_and_around() -> None:
-    module, net = both(Net(checkpointed))
-    for rows in (6, 1, 5):
-        module.zero_grad()
-        net.zero_grad()
-        x, y = batch(rows).requires_grad_(), batch(rows).requires_grad_()
-        loss, wrapped_loss = module(x).square().sum(), checkpoint(net, y, use_reentrant=False).square().sum()
-        assert_trained(module, net, loss, wrapped_loss)
-        torch.testing.assert_close(y.grad, x.grad)
 
 
 @on_ranks(2, 3)

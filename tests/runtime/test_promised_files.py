@@ -1,49 +1,18 @@
-"""The promises P5 and P6 of the design, what becomes of files: with ranks on the CPU, and on pretend devices."""
+"""Promise P6, checkpoints carry over: on pretend devices."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 import dp2ddp_runtime as ddp
 import pytest
 import torch
-from dp2ddp_runtime import checkpoint
 from rank_pool import RankPool
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import DataLoader, TensorDataset
 from training import Net, Parameters, data, data_parallel, device, difference, seeded, snapshot
-
-
-def write_and_read(path: Path) -> tuple[list[Any], int]:
-    """What is read right behind each of three saves, by whom, and how often this rank has written a file."""
-    torch_save, written = checkpoint._save, []
-
-    def slowly(obj: Any, *args: Any) -> None:
-        time.sleep(0.2)
-        torch_save(obj, *args)
-        time.sleep(0.2)
-        written.append(obj)
-
-    checkpoint._save = slowly
-    try:
-        read = []
-        for step in range(3):
-            ddp.save({"w": torch.full((1000,), step, device=device()), "by": ddp.rank()}, path)
-            found = ddp.load(path)
-            read.append((found["w"].unique().tolist(), found["by"], found["w"].device == device()))
-    finally:
-        checkpoint._save = torch_save
-    return read, len(written)
-
-
-def test_p5_files_are_written_once_and_whole(ranks: RankPool, tmp_path: Path) -> None:
-    path = tmp_path / "net.pt"
-    (first, times), (second, none) = ranks(2, write_and_read, path)
-    assert (times, none) == (3, 0)
-    assert first == second == [([step], 0, True) for step in range(3)]
 
 
 def save_and_go_on(original: bool, path: Path) -> Parameters:

@@ -115,7 +115,7 @@ def read_all(workers: int) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("ranks", "n", "workers"),
-    [("cpu", 3, 2), ("cuda", 2, 2)],
+    [("cpu", 3, 2), ("cuda", 2, 0)],
     indirect=["ranks"],
 )
 def test_p1_each_batch_is_the_originals(ranks: RankPool, n: int, workers: int) -> None:
@@ -189,7 +189,7 @@ def train_original(n: int, *args: Any) -> list[Parameters]:
     indirect=["ranks"],
 )
 def test_p2_parameters_are_data_parallels_after_every_step(ranks: RankPool, n: int, dtype: torch.dtype) -> None:
-    steps = 100
+    steps = 40
     results = ranks(n, train_on_ranks, steps, dtype)
     expected = ranks.original(train_original, n, steps, dtype)
     for step in range(steps):
@@ -272,7 +272,7 @@ def epochs(workers: int) -> Any:
     return ends, noises, own
 
 
-@pytest.mark.parametrize(("ranks", "n", "workers"), [("cpu", 3, 2), ("cuda", 2, 0)], indirect=["ranks"])
+@pytest.mark.parametrize(("ranks", "n", "workers"), [("cpu", 3, 0), ("cuda", 2, 2)], indirect=["ranks"])
 def test_p3_ranks_agree_at_the_end_of_each_epoch_and_augment_differently(ranks: RankPool, n: int, workers: int) -> None:
     results = ranks(n, epochs, workers)
     ends = [result[0] for result in results]

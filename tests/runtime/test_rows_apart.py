@@ -87,16 +87,6 @@ def test_each_rank_holds_its_rows_of_what_has_rows() -> bool:
     return True
 
 
-class Noted(Images):
-    def __init__(self, draws: bool) -> None:
-        super().__init__(draws)
-        self.loaded: list[int] = []
-
-    def __getitem__(self, index: int) -> Any:
-        self.loaded.append(index)
-        return super().__getitem__(index)
-
-
 def drawn(workers: int) -> Any:
     ddp.seed_everything(4)
     loader = DataLoader(Images(draws=True), 4, shuffle=True, num_workers=workers, collate_fn=detection)

@@ -67,10 +67,6 @@ def data(rows: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
 Wrap = Callable[[nn.Module], Any]
 
 
-def emulated(n: int) -> Wrap:
-    return lambda net: EmulatedDataParallel(net, n=n)
-
-
 def data_parallel(n: int) -> Wrap:
     """`nn.DataParallel`: torch's own where this process has (pretend) devices, else emulated on the CPU.
 
