@@ -14,6 +14,9 @@ import pytest
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch, in each of the workers: they fill the cores
 
+# What torch says of a broken connection names its ends: it looks `::ffff:127.0.0.1` up, which not every server answers.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")  # else 5 seconds, twice
+
 gc.disable()  # until all is imported: that takes a fifth longer with it
 
 sys.path[:0] = [str(Path(__file__).parent)]
@@ -95,19 +98,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.fixture(scope="session")
-def sklearn_digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`--data` for a fixture script: scikit-learn's digits, enough to reach 95 % in seconds."""
-    return fixture_data.prepare_sklearn(tmp_path_factory.mktemp("sklearn"))
-
-
-@pytest.fixture(scope="session")
-def even_digits(sklearn_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As many of scikit-learn's digits as give every fixture ragged last batches that halve evenly.
+def even_digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As many of scikit-learn's digits as give every fixture ragged last batches that halve evenly: 95 % in seconds.
 
     Two even shards round as the whole batch does, so float32 can be compared bit by bit; of 18 and 17 samples it
     can't, and BatchNorm with Adam makes 1e-4 of that within 100 steps.
     """
-    subset: Path = fixture_data.digits.subset(sklearn_digits, tmp_path_factory.mktemp("even"), 1420, 359)
+    whole = fixture_data.prepare_sklearn(tmp_path_factory.mktemp("sklearn"))
+    subset: Path = fixture_data.digits.subset(whole, tmp_path_factory.mktemp("even"), 1420, 359)
     return subset
 
 

@@ -13,19 +13,6 @@ ROOT = Path(__file__).resolve().parents[1]
 FIXTURES = ROOT / "fixtures"
 MNIST = ROOT.parent / "shared" / "mnist"  # 10,000 of MNIST's digits, where the tests' machine has them
 
-
-# The fixtures that print a training loss for each epoch and a test accuracy at the end.
-CLASSIFIERS = (
-    "mnist_distill",
-    "mnist_files",
-    "mnist_functions",
-    "mnist_loss_in_model",
-    "mnist_own_ddp",
-    "mnist_script",
-    "mnist_trainer",
-)
-
-
 # How a fixture is converted, where that isn't the default: it can set up DDP itself.
 OPTIONS = dict.fromkeys(("mnist_own_ddp", "mnist_torchrun"), Options(allow_ddp=True))
 

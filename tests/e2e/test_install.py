@@ -135,7 +135,7 @@ def _commands_of_the_pages() -> list[str]:
     text = "\n".join((fixture_data.ROOT / page).read_text("utf-8") for page in ("README.md", "docs/quickstart.md"))
     blocks = re.findall(r"^```console\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     lines = [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")]
-    own = dict.fromkeys(" ".join(line.partition("  #")[0].split()) for line in lines if "dev.py" not in line)
+    own = dict.fromkeys(" ".join(re.split(r"\s#", line)[0].split()) for line in lines if "dev.py" not in line)
     return sorted(own, key=lambda line: not line.startswith("pip "))
 
 
