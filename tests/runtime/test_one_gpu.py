@@ -51,8 +51,10 @@ def batch(rows: int, seed: int = 0) -> torch.Tensor:
 
 
 def assert_trained(module: nn.Module, net: Any, loss: torch.Tensor, wrapped_loss: torch.Tensor) -> None:
-    loss.backward()
-    wrapped_loss.backward()
+    """The losses are the same, and the gradients that they lead to."""
+    for each, own_loss in ((module, loss), (net, wrapped_loss)):
+        each.zero_grad()
+        own_loss.backward()
     torch.testing.assert_close(wrapped_loss, loss)
     for (name, param), own in zip(module.named_parameters(), net.parameters()):
         expected = torch.zeros_like(param) if param.grad is None else param.grad
@@ -102,8 +104,6 @@ def attending(self: Any, x: torch.Tensor) -> torch.Tensor:
 def test_an_attribute_is_whole_behind_the_call_and_has_its_gradient() -> None:
     module, net = both(Net(attending))
     for rows in (6, 5, 7):
-        module.zero_grad()
-        net.zero_grad()
         loss, wrapped_loss = module(batch(rows)).square().sum(), net(batch(rows)).square().sum()
         torch.testing.assert_close(net.module.attention, module.attention)
         assert net.module.names == module.names
@@ -144,8 +144,6 @@ def test_lists_with_an_entry_a_row_are_cut_and_put_together() -> None:
     for rows in (7, 6, 1):
         names = ["ab"[: 1 + row % 2] for row in range(rows)]
         targets = [{"boxes": torch.ones(row + 1, 4)} for row in range(rows)]
-        module.zero_grad()
-        net.zero_grad()
         alone, whole = (each(batch(rows), names, targets, [4] * 5) for each in (module, net))
         assert whole.names["names"] == alone.names["names"]
         assert [each["label"] for each in whole.names["found"]] == names
@@ -179,8 +177,6 @@ def test_an_output_that_lost_its_first_dimension_on_a_rank_with_one_row() -> Non
     module, net = both(Net(lambda self, x: self.layer(x)[:, :1].squeeze()))
     for rows in (7, 4, 3, 2):
         assert_trained(module, net, module(batch(rows)).square().sum(), net(batch(rows)).square().sum())
-        module.zero_grad()
-        net.zero_grad()
     module, net = both(Net(lambda self, x: self.layer(x).squeeze()))
     for rows in (8, world.size):
         assert net(batch(rows)).shape == module(batch(rows)).shape == (rows, 3)
@@ -324,8 +320,6 @@ def test_compiled_modules_inside_and_outside() -> None:
         warnings.simplefilter("ignore")
         for net in (inside, outside, in_place):
             for rows in (6, 5):
-                module.zero_grad()
-                net.zero_grad()
                 assert_trained(module, net, module(batch(rows)).square().sum(), net(batch(rows)).square().sum())
 
 
@@ -351,7 +345,6 @@ def test_fewer_devices_than_ranks() -> None:
     alone = alike(nn.Linear(4, 3))
     for count in (1, world.size - 1 or 1):
         net = ddp.wrap_model(copy.deepcopy(alone), device_ids=list(range(count)))
-        alone.zero_grad()
         assert_trained(alone, net, alone(batch(5)).square().sum(), net(batch(5)).square().sum())
 
 
@@ -359,8 +352,6 @@ def test_fewer_devices_than_ranks() -> None:
 def test_sync_bn_takes_all_ranks_rows() -> None:
     module, net = both(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), sync_bn=True)
     for rows in (9, 7, 2):
-        module.zero_grad()
-        net.zero_grad()
         weights = torch.arange(3.0 * rows).view(rows, 3)
         assert_trained(module, net, (module(batch(rows)) * weights).sum(), (net(batch(rows)) * weights).sum())
         for own, expected in zip(net.buffers(), module.buffers()):
