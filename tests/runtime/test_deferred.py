@@ -17,6 +17,7 @@ from deferring import ROWS, Large, batch, data, deferred, is_rows, messages
 from dp2ddp_runtime import rows as rows_module
 from dp2ddp_runtime.rows import Rows, whole
 from dp2ddp_runtime.world import world
+from modules import Made
 from rank_pool import RankError, RankPool, on_ranks
 from torch import nn
 from torch.autograd import Variable
@@ -227,20 +228,11 @@ def test_small_ones_come_along_with_the_model() -> bool:
 
 @on_ranks(2, each=True)
 def test_what_the_model_writes_into_its_input_stays_there() -> bool:
-    net = ddp.wrap_model(WritesIntoItsInput())
+    net = ddp.wrap_model(Made(lambda self, x: self.layer(x.mul_(3).flatten(1)), layer=nn.Linear(192, 2)))
     with Large():
         x, _ = batch()
         net(x)
     return torch.equal(x, data()[0])
-
-
-class WritesIntoItsInput(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(192, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x.mul_(3).flatten(1))
 
 
 @on_ranks(2, each=True)
