@@ -13,7 +13,7 @@ import dp2ddp_runtime as ddp
 import numpy as np
 import pytest
 import torch
-from deferring import ROWS, Large, batch, data, deferred, is_rows, messages
+from deferring import ROWS, all_large, batch, data, deferred, is_rows, messages, needs_swap
 from dp2ddp_runtime import rows as rows_module
 from dp2ddp_runtime.rows import Rows, whole
 from dp2ddp_runtime.world import world
@@ -22,9 +22,6 @@ from rank_pool import RankError, RankPool, on_ranks
 from torch import nn
 from torch.autograd import Variable
 from torch.nn import functional as F  # noqa: N812
-
-#: Before torch 2.3 a batch can't become an ordinary tensor; what needs that raises.
-needs_swap = pytest.mark.skipif(not hasattr(torch.utils, "swap_tensors"), reason="there is no swap_tensors")
 
 
 @on_ranks(3, each=True)
@@ -66,7 +63,7 @@ def test_what_is_contiguous_of_a_single_row_need_not_be_of_all() -> bool:
     """As a normalization does that begins with the first batch's own numbers (glow): ranks with 2, 2 and 1 rows."""
     views = (lambda x: x.permute(1, 0, 2, 3), lambda x: x[:, :2], lambda x: x.permute(0, 2, 3, 1))
     for large, rows, view, look in itertools.product((False, True), (1, 2, 3, 5), views, LAYOUTS):
-        with Large() if large else contextlib.nullcontext():
+        with all_large() if large else contextlib.nullcontext():
             x, y = (view(each) for each in (batch(rows)[0], data(rows)[0]))
             assert look(x) == look(y), (large, rows, LAYOUTS.index(look))
     return True
@@ -167,7 +164,7 @@ def _set_into(x: torch.Tensor) -> torch.Tensor:
 
 
 def large_looks() -> list[str]:
-    with Large():
+    with all_large():
         return looks()
 
 
@@ -180,7 +177,7 @@ def test_what_looks_gets_the_whole_batch_also_where_it_is_large(ranks: RankPool)
 @on_ranks(2, each=True)
 def test_what_was_looked_at_is_an_ordinary_tensor() -> bool:
     """And so is all that shares its memory."""
-    with Large():
+    with all_large():
         x, _ = batch()
         view, copy_of_it = x.view(ROWS, -1), x * 1
     known = x, view
@@ -229,7 +226,7 @@ def test_small_ones_come_along_with_the_model() -> bool:
 @on_ranks(2, each=True)
 def test_what_the_model_writes_into_its_input_stays_there() -> bool:
     net = ddp.wrap_model(Made(lambda self, x: self.layer(x.mul_(3).flatten(1)), layer=nn.Linear(192, 2)))
-    with Large():
+    with all_large():
         x, _ = batch()
         net(x)
     return torch.equal(x, data()[0])
@@ -264,7 +261,7 @@ def test_a_rank_that_looks_alone_is_told_both_lines(ranks: RankPool) -> None:
 
 
 def mixes_by_itself() -> None:
-    with Large():
+    with all_large():
         x, _ = batch()
         x[torch.randperm(ROWS, generator=torch.Generator().manual_seed(world.rank))]
 

@@ -81,8 +81,7 @@ def severing(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 def led_to_as_the_rows_say(by_hand: bool) -> None:
     torch.manual_seed(0)
-    before, large.LARGE = large.LARGE, 0
-    try:
+    with mock.patch.object(large, "LARGE", 0):
         alone = [nn.Linear(2, 4), Made(severing, layer=nn.Linear(4, 1))]
         ours = [models.wrap_model(copy.deepcopy(net)) for net in alone]
         optimizers = [torch.optim.SGD(net.parameters(), 0.01) for net in [*ours, *alone]]
@@ -107,8 +106,6 @@ def led_to_as_the_rows_say(by_hand: bool) -> None:
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
-    finally:
-        large.LARGE = before
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
