@@ -15,12 +15,12 @@ import torch
 from dp2ddp_runtime import loader as loaders
 from dp2ddp_runtime import model as models
 from modules import Made
+from nets import Net, data, data_parallel, device, seeded
 from pretend_cuda import Copy, copies, reset_copies
 from rank_pool import RankPool
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import DataLoader, TensorDataset
-from training import Net, data, data_parallel, device, seeded
 
 FIRST, BEHIND = 17, 32
 

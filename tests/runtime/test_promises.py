@@ -20,11 +20,11 @@ from dp2ddp_runtime import loader as loaders
 from dp2ddp_runtime import model as models
 from dp2ddp_runtime import rows, streams
 from loading import Numbers
+from nets import Net, Parameters, Wrap, data, data_parallel, device, difference, distance, seeded, snapshot
 from rank_pool import RankError, RankPool
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler, Subset, TensorDataset, WeightedRandomSampler
-from training import Net, Parameters, Wrap, data, data_parallel, device, difference, distance, seeded, snapshot
 
 
 class Rolling(Sampler[int]):
