@@ -33,11 +33,11 @@ LIMITS = {
     "tests/e2e": 725,
     "tests/notebook": 375,
     "tests/page": 50,
-    "tests/pretend_cuda": 1_075,
+    "tests/pretend_cuda": 975,
     "tests/project": 450,
     "tests/rewrite": 225,
     "tests/rules": 625,
-    "tests/runtime": 5_700,
+    "tests/runtime": 5_325,
     "tests/source": 75,
     "tests/verify": 2_325,
 }

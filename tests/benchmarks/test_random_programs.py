@@ -112,12 +112,8 @@ def test_a_mistake_is_found_and_made_small(mistake: Any) -> None:
 # --- specs ----------------------------------------------------------------------------------------------------------
 
 
-def test_specs_are_json(drawn: list[Part]) -> None:
+def test_specs_are_json_and_their_seeds(drawn: list[Part]) -> None:
     assert [Part.from_json(spec.to_json()) for spec in drawn] == drawn
-    assert Part.from_json('{"name": "program"}') == Part("program")
-
-
-def test_a_seed_decides_on_everything(drawn: list[Part]) -> None:
     assert [specs.draw(seed, (2, 3)) for seed in range(300)] == drawn
 
 
