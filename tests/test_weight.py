@@ -24,7 +24,7 @@ LIMITS = {
     "dp2ddp/source": 800,
     "dp2ddp/verify": 4_750,
     "runtime/dp2ddp_runtime": 7_625,
-    "tests": 1_400,
+    "tests": 1_375,
     "tests/analysis": 650,
     "tests/benchmarks": 275,
     "tests/command": 200,
