@@ -33,7 +33,7 @@ SMALL, SMALLER = (1207, 301), (307, 101)
 #: Tests that share: a process that forks runs, the runs of a tiny script, a pool of ranks (of which there are two).
 _SHARING = ("tests/e2e/", "tests/verify/", "batches", "tests/runtime/")
 #: Of the runtime's, those that load batches, or are on pretend devices: they take as long as all others.
-_LOADING = ("device_copies half_precision loader loop_shapes promised_files promises rows_apart workers").split()
+_LOADING = ("device_copies half_precision loader loop_shapes promises rows_apart workers").split()
 _BATCHES = tuple(f"tests/runtime/test_{name}.py" for name in _LOADING)
 #: But these start processes of their own: any worker may have each test of the first, and each file of the others.
 _BY_TEST = (

@@ -245,11 +245,3 @@ def _run(task: bytes, n: int, store: str, join: bool) -> Answer:
             hangs.start(n)
     result = fn(*args, **kwargs)
     return Answer(True, result, spent=not join and world.store is not None)
-
-
-def meet() -> None:
-    """A barrier for the pool's ranks, which need not be at the same line."""
-    from dp2ddp_runtime.world import world
-
-    if world.groups is not None:
-        world.groups["cpu"].barrier().wait()

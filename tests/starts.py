@@ -7,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -57,19 +57,18 @@ class Started:
 
     def wait_for(self, *files: Path) -> None:
         """Wait until it has made these files. Raises AssertionError if it ends before that, or takes a minute."""
-        deadline = time.monotonic() + 60
-        while not all(file.exists() for file in files):
-            assert self.process.poll() is None, self.wait().stderr
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        self._wait_until(lambda: all(file.exists() for file in files))
 
     def wait_for_output(self, text: str) -> None:
         """Wait until `text` stands in its standard output. Raises AssertionError as `wait_for`."""
+        self._wait_until(lambda: text in self._written()[0])
+
+    def _wait_until(self, is_so: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 60
-        while text not in (self._folder / "stdout").read_text():
+        while not is_so():
             assert self.process.poll() is None, self.wait().stderr
             assert time.monotonic() < deadline
-            time.sleep(0.1)
+            time.sleep(0.02)
 
     def wait(self, timeout: float = _WITHIN) -> Done:
         """Wait until it has ended; TimeoutExpired if it takes more than `timeout` seconds."""

@@ -22,7 +22,8 @@ from functools import partial
 from pathlib import Path
 
 os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # read when torch is imported
-sys.path.insert(0, str(Path(__file__).parents[1]))
+if __package__ in (None, ""):
+    sys.path[0] = str(Path(__file__).parents[1])
 
 from schedules.play import PLANTS, SCRIPTS, Schedule, play, prepare
 

@@ -31,7 +31,6 @@ def test_each_fits_its_conversion_once() -> None:
         (LOSS, Said("differ", 2, "other gradients"), "f--"),
         (LOSS, Said("differ", None, "unscaled, sometimes"), "f--"),
         (LOSS, Said("agree"), "---"),
-        (LOSS, Said("not shown"), "---"),
         (LOSS, Said("could not run", cause="twice", side="converted"), "---"),
         (FILE, Said("differ", None, "rank 0 has not written it"), "fsn"),
         (FILE, Said("differ", 1, "other keys"), "f--"),

@@ -64,9 +64,6 @@ def test_the_emulation_is_torchs_own_data_parallel(varied: list[Part]) -> None:
     assert sum(outcome.kind == "agrees" for outcome in outcomes.values()) > 15
 
 
-# --- mistakes that must be seen -------------------------------------------------------------------------------------
-
-
 def unused_stay_none(module: nn.Module, dim: int = 0) -> Any:
     """Wrap a model so that what no replica uses keeps None for a gradient."""
     gradients: Any = importlib.import_module("dp2ddp_runtime.gradients")
@@ -109,15 +106,9 @@ def test_a_mistake_is_found_and_made_small(mistake: Any) -> None:
     assert sum(len(model.parts) for model in small.of("model")) <= 1
 
 
-# --- specs ----------------------------------------------------------------------------------------------------------
-
-
-def test_specs_are_json(drawn: list[Part]) -> None:
+def test_specs_are_json_and_their_seeds(drawn: list[Part]) -> None:
     assert [Part.from_json(spec.to_json()) for spec in drawn] == drawn
     assert Part.from_json('{"name": "program"}') == Part("program")
-
-
-def test_a_seed_decides_on_everything(drawn: list[Part]) -> None:
     assert [specs.draw(seed, (2, 3)) for seed in range(300)] == drawn
 
 

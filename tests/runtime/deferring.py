@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from typing import Any, Callable
+from unittest import mock
 
+import pytest
 import torch
 from dp2ddp_runtime import rows as rows_module
 from dp2ddp_runtime.rows import Rows, cut
@@ -49,11 +51,10 @@ def messages(action: Callable[[], Any]) -> int:
     return world.count - before
 
 
-class Large:
-    """Makes everything large: nothing travels along."""
+def all_large() -> Any:
+    """While it lasts nothing is small enough to travel along."""
+    return mock.patch.object(rows_module, "SMALL", -1)
 
-    def __enter__(self) -> None:
-        self.before, rows_module.SMALL = rows_module.SMALL, -1
 
-    def __exit__(self, *error: object) -> None:
-        rows_module.SMALL = self.before
+#: Before torch 2.3 a batch can't become an ordinary tensor; what needs that raises.
+needs_swap = pytest.mark.skipif(not hasattr(torch.utils, "swap_tensors"), reason="there is no swap_tensors")

@@ -20,6 +20,16 @@ class Sized(Dataset[Any]):
         return self.size
 
 
+class Numbers(Sized):
+    """Sample `i` is the number `i`, with noise if `noisy`."""
+
+    def __init__(self, size: int, noisy: bool = False) -> None:
+        self.size, self.noisy = size, noisy
+
+    def __getitem__(self, index: int) -> Any:
+        return index + torch.rand(()).item() if self.noisy else index
+
+
 class Noted(Sized):
     """Sample `i` is the number `i`. Notes what is loaded."""
 

@@ -8,6 +8,7 @@ from typing import Any, Callable
 import numpy as np
 import torch
 from dp2ddp_runtime import streams
+from modules import Made
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -25,19 +26,6 @@ def scenario(function: Scenario) -> Scenario:
 
 def grads(net: nn.Module) -> Tensors:
     return [None if param.grad is None else param.grad.clone() for param in net.parameters()]
-
-
-class Function(nn.Module):
-    """A module with one layer and a forward given as a function."""
-
-    def __init__(self, fn: Callable[..., Any], inputs: int = 4, outputs: int = 3) -> None:
-        super().__init__()
-        self.layer = nn.Linear(inputs, outputs)
-        self.other = nn.Linear(inputs, outputs)
-        self.fn = fn
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.fn(self, *args, **kwargs)
 
 
 @scenario
@@ -80,20 +68,15 @@ def another_dimension(wrap: Wrapper) -> Tensors:
     return [out, hidden, *grads(net)]
 
 
-class Counting(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("added", torch.zeros(1))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.added += x.detach().sum()
-        return x + self.added
-
-
 @scenario
 def buffers_changed_where_a_checkpoint_runs_the_model_again(wrap: Wrapper) -> Tensors:
     """A single row's replica does so itself, and stops before its forward is over."""
-    net = wrap(nn.Sequential(nn.Dropout(0.5), Counting(), nn.Linear(4, 2), nn.Tanh()))
+
+    def counted(self: Any, x: torch.Tensor) -> torch.Tensor:
+        self.added += x.detach().sum()
+        return x + self.added
+
+    net = wrap(nn.Sequential(nn.Dropout(0.5), Made(counted, added=torch.zeros(1)), nn.Linear(4, 2), nn.Tanh()))
     result: Tensors = []
     for rows in (5, 1, 1, 6):
         x = torch.rand(rows, 4, requires_grad=True)
@@ -110,7 +93,7 @@ def kinds_of_tensors(wrap: Wrapper) -> Tensors:
         turned = torch.rand(3, len(x)).t()
         return out.bfloat16(), out.to(torch.complex64).conj(), x > 0.5, x.long(), empty, turned, x.half(), x[:1, 0]
 
-    net = wrap(Function(forward))
+    net = wrap(Made(forward))
     out = net(torch.rand(7, 4))
     out[1].abs().sum().backward()
     return [*out, *grads(net)]
@@ -123,7 +106,7 @@ def numbers_of_other_generators_in_forward(wrap: Wrapper) -> Tensors:
         noise = [random.gauss(0, 1) + np.random.randn() + random.random() * np.random.rand() for _ in range(len(x))]
         return self.layer(x) * torch.tensor(noise)[:, None] + (random.random() if len(x) == 3 else 0)
 
-    net = wrap(Function(forward))
+    net = wrap(Made(forward))
     result: Tensors = []
     for rows in (6, 5, 1, 7):
         net(torch.rand(rows, 4)).square().sum().backward()

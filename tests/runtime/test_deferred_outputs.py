@@ -8,7 +8,7 @@ from unittest import mock
 import dp2ddp_runtime as ddp
 import pytest
 import torch
-from deferring import ROWS, Large, deferred, is_rows
+from deferring import ROWS, all_large, deferred, is_rows, needs_swap
 from dp2ddp_runtime import large
 from dp2ddp_runtime.gradients import Layout
 from dp2ddp_runtime.rows import whole
@@ -21,10 +21,6 @@ from torch.utils.checkpoint import checkpoint
 Case = Callable[..., torch.Tensor]
 WEIGHT = torch.arange(1.0, 6).double()
 SIDE = 24  # of pictures: a rank's outputs are too large to travel along with something else
-
-
-#: Before torch 2.3 a batch can't become an ordinary tensor; what needs that raises.
-needs_swap = pytest.mark.skipif(not hasattr(torch.utils, "swap_tensors"), reason="there is no swap_tensors")
 
 
 class _Halved(torch.autograd.Function):
@@ -191,7 +187,7 @@ def losses(rows: int, swaps: bool) -> dict[str, Any]:
     for name, case in {**APART, **{f"{name}, gathered": case for name, case in GATHERED.items()}}.items():
         torch.manual_seed(0)
         net = nn.Conv2d(3, 5, 3, padding=1).double()
-        with Large():
+        with all_large():
             x, t = deferred(all_x), deferred(all_t)
             out = model_of(net, x)
             loss = whole(case(net, x, out, t))
@@ -221,7 +217,7 @@ def test_gradients_of_an_output_asked_for_after_the_loss_are_an_error(ranks: Ran
 
 
 def asks_late(late: str) -> None:
-    with Large():
+    with all_large():
         out = model_of(nn.Conv2d(3, 5, 1), deferred(torch.rand(ROWS, 3, SIDE, SIDE)))
         F.mse_loss(out, torch.zeros_like(out))
         LATE[late](out)
@@ -230,7 +226,7 @@ def asks_late(late: str) -> None:
 @on_ranks(2, each=[True, True, True])
 def test_means_of_narrow_outputs_do_not_overflow() -> list[bool]:
     """The sum of an output in half precision is beyond what that can hold; its mean isn't."""
-    with Large():
+    with all_large():
         sizes = (400,) * world.size
         out = large.output(torch.full((400, 400), 100.0).half(), Layout(sizes, 0), [])
         means = [out.mean(), F.mse_loss(out, out * 0), F.l1_loss(out, (out * 0), reduction="mean")]
@@ -245,7 +241,7 @@ def test_in_mixed_precision() -> list[bool]:
     """Under autocast an output is half as wide; its loss is in float32, as of the whole."""
     torch.manual_seed(0)
     net, x, t = nn.Conv2d(3, 5, 1), torch.rand(ROWS, 3, SIDE, SIDE), torch.ones(ROWS, SIDE, SIDE).long()
-    with Large(), torch.autocast("cpu", torch.bfloat16):
+    with all_large(), torch.autocast("cpu", torch.bfloat16):
         out = model_of(net, deferred(x))
         loss = F.cross_entropy(out, deferred(t))
         expected = F.cross_entropy(net(x), t)

@@ -14,14 +14,21 @@ import pytest
 import torch
 from dp2ddp_runtime import loader as loaders
 from dp2ddp_runtime import model as models
+from modules import Made
+from nets import Net, data, data_parallel, device, seeded
 from pretend_cuda import Copy, copies, reset_copies
 from rank_pool import RankPool
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import DataLoader, TensorDataset
-from training import Net, data, data_parallel, device, seeded
 
 FIRST, BEHIND = 17, 32
+
+
+def pixels() -> nn.Module:
+    """With an output of more than a megabyte, which stays where its rows are."""
+    conv = nn.Conv2d(1, 5, 3, padding=1)
+    return Made(lambda self, x: self.conv(F.interpolate(x, scale_factor=8)), conv=conv)
 
 
 class Run:
@@ -34,7 +41,7 @@ class Run:
     def __init__(self, original: bool) -> None:
         wrap = data_parallel(2) if original else models.wrap_model
         self.net: Any = wrap(seeded(lambda: Net(0.5), torch.float32))
-        self.head: Any = wrap(seeded(lambda: Pixels(), torch.float32))
+        self.head: Any = wrap(seeded(pixels, torch.float32))
         self.optimizer = torch.optim.SGD([*self.net.parameters(), *self.head.parameters()], lr=0.01, momentum=0.9)
         self.scaler = torch.amp.GradScaler("cuda")
         self.steps = 0
@@ -45,17 +52,6 @@ class Run:
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
-
-
-class Pixels(nn.Module):
-    """An output of more than a megabyte, which stays where its rows are."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(1, 5, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.conv(F.interpolate(x, scale_factor=8))
 
 
 def metrics(run: Run, x: Tensor, y: Tensor) -> None:
@@ -128,20 +124,9 @@ def test_a_steady_step_waits_for_the_device_no_more_often(
     assert len(ranks.original(copied, True, step)) == of_original * (BEHIND - FIRST)
 
 
-class BuffersAlone(nn.Module):
-    """A module with a buffer and no parameter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("factor", torch.tensor(3.0))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.factor
-
-
 def buffers_alone() -> tuple[bool, list[float]]:
     """Whether the buffer came along to the device, and what the forward made of it."""
-    net = models.wrap_model(BuffersAlone())
+    net = models.wrap_model(Made(lambda self, x: x * self.factor, factor=torch.tensor(3.0)))
     out = net(torch.arange(4.0).to(device()))
     return net.module.factor.device == device(), out.tolist()
 

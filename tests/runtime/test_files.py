@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -189,7 +190,22 @@ def rotating(late: Late) -> Any:
     return [*seen, sorted(os.listdir("."))]
 
 
-SHAPES = [failing, handles, commands, looks, linked, rotating]
+def _alone(path: str) -> bool:
+    world.store = None
+    return os.path.exists(path)
+
+
+def forked(late: Late) -> Any:
+    """What a rank has forked, as a loader's worker, doesn't speak over the rank's connections."""
+    os.mkdir("real")
+    os.symlink("real", "link")
+    late()
+    ddp.barrier()
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        return pool.apply(_alone, ("link/file",))
+
+
+SHAPES = [failing, handles, commands, looks, linked, rotating, forked]
 
 
 def _run(shape: Callable[[Late], Any], folder: Path, late_rank: int) -> Any:

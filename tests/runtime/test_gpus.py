@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import pytest
 import torch
@@ -22,32 +21,6 @@ def four(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count() > 0)
     for name in ("DP2DDP_NPROC", "DP2DDP_DEVICE", gpus.VISIBLE):
         monkeypatch.delenv(name, raising=False)
-
-
-@pytest.mark.usefixtures("four")
-@pytest.mark.parametrize(
-    ("visible", "ids", "own"),
-    [
-        (None, None, ["0,1,2,3", "1,0,2,3", "2,1,0,3", "3,1,2,0"]),
-        (None, [2, 3], ["0,1,2,3", "0,1,3,2"]),
-        ("5,7", [0, 1], ["5,7", "7,5"]),
-        ("5,7,6", ["cuda:1", torch.device("cuda:0")], ["5,7,6", "7,5,6"]),
-        ("GPU-ab,GPU-cd", None, ["GPU-ab,GPU-cd", "GPU-cd,GPU-ab"]),
-        ("MIG-1,MIG-2,MIG-3", [0, 2], ["MIG-1,MIG-2,MIG-3", "MIG-3,MIG-2,MIG-1"]),
-    ],
-)
-def test_the_entries_of_the_first_device_and_of_the_ranks_are_exchanged(
-    monkeypatch: pytest.MonkeyPatch, visible: str | None, ids: Any, own: list[str]
-) -> None:
-    """So `cuda:{ids[0]}` is the rank's own on every rank."""
-    if visible:
-        monkeypatch.setenv(gpus.VISIBLE, visible)
-    wanted = gpus.wanted(ids)
-    assert len(wanted) == len(own)
-    born = {"visible": gpus.visible(), "ids": wanted, "machine": __import__("socket").gethostname()}
-    assert [gpus.take_own(born, rank)[gpus.VISIBLE] for rank in range(len(own))] == own
-    assert gpus.device(wanted) == torch.device("cuda", wanted[0])
-    assert not gpus.shares(wanted, len(own))
 
 
 @pytest.mark.usefixtures("four")

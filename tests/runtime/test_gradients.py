@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from dp2ddp_runtime import checks, gradients, large
 from dp2ddp_runtime import model as models
 from dp2ddp_runtime.world import world
+from modules import Made
 from rank_pool import RankPool, on_ranks
 from torch import nn
 
@@ -20,17 +20,6 @@ def a_row_each() -> torch.Tensor:
     """A batch with a row for each rank, that differ."""
     rows = [[rank + 1.0] * 2 for rank in range(world.size)]
     return torch.tensor(rows)
-
-
-@contextlib.contextmanager
-def bucket_sizes() -> Iterator[None]:
-    """A bucket for each gradient."""
-    before = list(gradients.BUCKETS)
-    gradients.BUCKETS[:] = 1, 1
-    try:
-        yield
-    finally:
-        gradients.BUCKETS[:] = before
 
 
 class _Break(torch.autograd.Function):
@@ -52,79 +41,48 @@ class Breaks(nn.Module):
         return _Break.apply(x)
 
 
-def sparse_where_none_is_declared() -> str:
-    net = models.wrap_model(ByHand())
-    with pytest.raises(RuntimeError, match=r"belongs to no nn\.Embedding"):
-        net(torch.tensor([1, 2])).sum().backward()
-    return "raised"
+def by_hand(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.embedding(x, self.table, sparse=True)
 
 
-class ByHand(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Parameter(torch.ones(4, 2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.embedding(x, self.table, sparse=True)
+def tied(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return self.embed(x) @ self.embed.weight.t()
 
 
-def dense_where_sparse_is_declared() -> str:
-    net = models.wrap_model(TiedEmbedding())
-    with pytest.raises(RuntimeError, match="sparse=False"):
-        net(torch.tensor([1, 2])).sum().backward()
-    return "raised"
+@on_ranks(2)
+def test_sparse_gradients_where_they_can_not_be_summed() -> None:
+    for net, told in (
+        (Made(by_hand, table=nn.Parameter(torch.ones(4, 2))), r"belongs to no nn\.Embedding"),  # sparse, undeclared
+        (Made(tied, embed=nn.Embedding(4, 2, sparse=True)), "sparse=False"),  # dense, declared as sparse
+    ):
+        with pytest.raises(RuntimeError, match=told):
+            models.wrap_model(net)(torch.tensor([1, 2])).sum().backward()
 
 
-class TiedEmbedding(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(4, 2, sparse=True)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.embed(x) @ self.embed.weight.t()
-
-
-def test_sparse_gradients_where_they_can_not_be_summed(ranks: RankPool) -> None:
-    assert ranks(2, sparse_where_none_is_declared) == ["raised"] * 2
-    assert ranks(2, dense_where_sparse_is_declared) == ["raised"] * 2
+def of_words(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return self.embed(x) if x[0] >= 0 else torch.ones(len(x), 1)
 
 
 @on_ranks(2, each=[[0.0], [1.0], [0.0]])
 def test_an_embedding_that_a_rank_does_not_use() -> Any:
     """A rank that doesn't use an embedding adds nothing. (torch's DataParallel can't add its zeros to the others'.)"""
-    net = models.wrap_model(Words())
+    net = models.wrap_model(Made(of_words, embed=nn.Embedding(3, 1, sparse=True)))
     net(torch.tensor([1, -1])).sum().backward()
     grad = net.module.embed.weight.grad
     assert grad.is_sparse
     return grad.to_dense().tolist()
 
 
-class Words(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(3, 1, sparse=True)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.embed(x) if x[0] >= 0 else torch.ones(len(x), 1)
-
-
-class Severing(nn.Module):
+def severing(self: Any, x: torch.Tensor) -> torch.Tensor:
     """Leads to its input where the first number of its rows is large."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.tanh()
-        return self.layer(x if x[0, 0] > 0 else x.detach())
+    x = x.tanh()
+    return self.layer(x if x[0, 0] > 0 else x.detach())
 
 
 def led_to_as_the_rows_say(by_hand: bool) -> None:
     torch.manual_seed(0)
-    before, large.LARGE = large.LARGE, 0
-    try:
-        alone = [nn.Linear(2, 4), Severing()]
+    with mock.patch.object(large, "LARGE", 0):
+        alone = [nn.Linear(2, 4), Made(severing, layer=nn.Linear(4, 1))]
         ours = [models.wrap_model(copy.deepcopy(net)) for net in alone]
         optimizers = [torch.optim.SGD(net.parameters(), 0.01) for net in [*ours, *alone]]
         for signs in ((1, 1), (1, 1), (1, -1), (-1, 1), (1, -1)):
@@ -148,8 +106,6 @@ def led_to_as_the_rows_say(by_hand: bool) -> None:
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
-    finally:
-        large.LARGE = before
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
@@ -157,22 +113,12 @@ def test_models_take_turns_where_the_rows_lead_to_another(ranks: RankPool, by_ha
     ranks(2, led_to_as_the_rows_say, by_hand)
 
 
-class Encoded(nn.Module):
+@on_ranks(2, 3)
+def test_a_buffer_that_is_computed_outside_of_the_forward_passes_its_gradient_on() -> None:
     """An encoder runs once for a batch, ahead of several forwards (pixel-nerf's); `replicate` broadcasts its buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder, self.head = nn.Linear(4, 3).double(), nn.Linear(4, 3).double()
-        self.register_buffer("latent", torch.zeros(3), persistent=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(x) + self.latent
-
-
-@on_ranks(2, 3, each=True)
-def test_a_buffer_that_is_computed_outside_of_the_forward_passes_its_gradient_on() -> bool:
     torch.manual_seed(0)
-    alone = Encoded()
+    parts = {"encoder": nn.Linear(4, 3), "head": nn.Linear(4, 3), "latent": torch.zeros(3)}
+    alone = Made(lambda self, x: self.head(x) + self.latent, **parts).double()
     net = models.wrap_model(copy.deepcopy(alone))
     x = torch.randn(7, 4).double()
     for module, call in ((alone, alone), (net.module, net)):
@@ -180,7 +126,6 @@ def test_a_buffer_that_is_computed_outside_of_the_forward_passes_its_gradient_on
         sum((call(x * number) ** 2).mean() for number in (1, 2)).backward()
     for own, other in zip(alone.parameters(), net.parameters()):
         torch.testing.assert_close(other.grad, own.grad)
-    return True
 
 
 class Scaled(nn.Linear):
@@ -218,7 +163,7 @@ def test_a_backward_that_failed_leaves_no_trace() -> list[float]:
         net(x).sum().backward()
     before = [param.grad.clone() for param in net.parameters()]
     Breaks.broken = True
-    with bucket_sizes(), pytest.raises(ArithmeticError):
+    with mock.patch.object(gradients, "BUCKETS", [1, 1]), pytest.raises(ArithmeticError):
         net(x).sum().backward()
     Breaks.broken = False
     net.zero_grad()
@@ -286,21 +231,14 @@ def test_a_weight_that_gets_other_memory_keeps_it() -> list[float]:
     return [round(each, 5) for each in norms.tolist()]
 
 
-class Scaling(nn.Module):
-    """Scales each row by a parameter, and adds another one's sum."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.scale = nn.Linear(3, 2).double(), nn.Parameter(torch.zeros(2).double())
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.exp(-self.scale[0]) * self.layer(x).square().sum(1) + self.scale.sum()
+def scaling(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.exp(-self.scale[0]) * self.layer(x).square().sum(1) + self.scale.sum()
 
 
-@on_ranks(2, 3, each=True)
-def test_a_second_derivative_that_comes_by_no_output_of_a_parameter_with_a_hook() -> bool:
+@on_ranks(2, 3)
+def test_a_second_derivative_that_comes_by_no_output_of_a_parameter_with_a_hook() -> None:
     torch.manual_seed(0)
-    alone = Scaling()
+    alone = Made(scaling, layer=nn.Linear(3, 2), scale=nn.Parameter(torch.zeros(2))).double()
     net = models.wrap_model(copy.deepcopy(alone))
     x, found = torch.randn(6, 3).double(), []
     for module, call in ((alone, alone), (net.module, net)):
@@ -309,31 +247,21 @@ def test_a_second_derivative_that_comes_by_no_output_of_a_parameter_with_a_hook(
         grads = torch.autograd.grad(call(x).mean(), params, create_graph=True)
         found.append(torch.autograd.grad(sum(each.square().sum() for each in grads), params))
     torch.testing.assert_close(found[1], found[0])
-    return True
 
 
-class Holding(nn.Module):
-    """It holds a layer beside those that are registered, which some rows use, or none do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(2, 2)
-        self.held = [nn.Linear(2, 2), nn.Linear(2, 2)]
-
-    def forward(self, x: torch.Tensor, limit: float) -> torch.Tensor:
-        return self.held[0](self.layer(x)) if float(x.detach().sum()) > limit else self.layer(x)
+def holding(self: Any, x: torch.Tensor, limit: float) -> torch.Tensor:
+    return self.held[0](self.layer(x)) if float(x.detach().sum()) > limit else self.layer(x)
 
 
-@on_ranks(2, each=True)
-def test_what_a_module_only_holds_has_a_gradient_where_a_rank_uses_it() -> bool:
+@on_ranks(2)
+def test_what_a_module_only_holds_has_a_gradient_where_a_rank_uses_it() -> None:
     """As an architecture search switches layers off: zeros would let momentum and weight decay move them."""
-    net = models.wrap_model(Holding())
+    net = models.wrap_model(Made(holding, layer=nn.Linear(2, 2), held=[nn.Linear(2, 2), nn.Linear(2, 2)]))
     one, none = net.module.held
     found = []
     for limit in (1.5, 3.5, 9.0):
-        net.zero_grad()
-        for each in (one, none):
+        for each in (net, one, none):
             each.zero_grad()
         net(a_row_each(), limit).sum().backward()
         found.append([each.weight.grad is not None for each in (net.module.layer, one, none)])
-    return found == [[True, True, False], [True, True, False], [True, False, False]]
+    assert found == [[True, True, False], [True, True, False], [True, False, False]]

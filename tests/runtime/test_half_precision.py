@@ -8,11 +8,11 @@ import pytest
 import torch
 from dp2ddp_runtime import loader as loaders
 from dp2ddp_runtime import model as models
+from nets import Net, Parameters, data, data_parallel, device, difference, seeded, snapshot
 from rank_pool import RankPool
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import DataLoader, TensorDataset
-from training import Net, Parameters, data, data_parallel, device, difference, seeded, snapshot
 
 STEPS = 24
 #: What the last row's loss is multiplied by: in which step, and for which of several models.

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from deferring import Large, batch, data, deferred
+from deferring import all_large, batch, data, deferred
 from rank_pool import on_ranks
 from torch import nn
 
 
 @on_ranks(2, each=True)
 def test_a_batch_in_a_thread_says_what_to_do() -> bool:
-    with Large():
+    with all_large():
         (x, _), (whole_x, _) = batch(), data()
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         with pytest.raises(RuntimeError, match=r"is in a thread of its own, .*`x = x.clone\(\)`"):

@@ -9,21 +9,11 @@ import dp2ddp_runtime as ddp
 import numpy as np
 import pytest
 import torch
-from loading import Sized
+from loading import Numbers
 from rank_pool import RankPool
 from torch.utils.data import DataLoader, Sampler
 
 Make = Callable[..., Any]
-
-
-class Numbers(Sized):
-    """Sample `i` is the number `i`, with noise if `noisy`."""
-
-    def __init__(self, size: int, noisy: bool = False) -> None:
-        self.size, self.noisy = size, noisy
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.tensor(float(index)) + (torch.rand(()) if self.noisy else 0)
 
 
 def next_until_it_stops(make: Make) -> Iterator[Any]:
@@ -107,13 +97,6 @@ class Learns(Sampler[Any]):
             yield [1000 * self.steps + 10 * number + i + drawn for i in range(3)] if self.as_batches else self.steps
 
 
-class Many(Sized):
-    size = 10**6
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
 def learned(**options: Any) -> list[Any]:
     """Three passes; the first ends early. The script draws beside the sampler, which draws when it is asked."""
     np.random.seed(3)
@@ -121,7 +104,7 @@ def learned(**options: Any) -> list[Any]:
     for as_batches in (True, False):
         sampler = Learns(as_batches, 11 if as_batches else 32)
         how = {"batch_sampler": sampler} if as_batches else {"sampler": sampler, "batch_size": 3}
-        loader = ddp.shard_loader(DataLoader(Many(), **how, **options))  # type: ignore[arg-type]
+        loader = ddp.shard_loader(DataLoader(Numbers(10**6), **how, **options))  # type: ignore[arg-type]
         for stop in (4, 0, 0):
             for number, batch in enumerate(loader, start=1):
                 found.append([batch.tolist(), np.random.rand()])

@@ -98,14 +98,6 @@ def machines(tmp_path: Path) -> Iterator[Machines]:
         made.close()
 
 
-def on_one_machine(warm: Warm, folder: Path) -> str:
-    """What four ranks of one machine train."""
-    folder.mkdir()
-    done = warm.start(write(folder, TRAIN), folder, folder, nproc=4, env={"OMP_NUM_THREADS": "1"}, forked=True)
-    assert done.returncode == 0, done.stderr
-    return (folder / "told").read_text()
-
-
 def test_two_machines_train_as_one_until_one_leaves(warm: Warm, machines: Machines, tmp_path: Path) -> None:
     """It is killed with its agent: all ranks end, there and on the other machine, which says so once."""
     with machines.torchrun(warm, write(tmp_path, TRAIN)) as (first, second):
@@ -115,7 +107,10 @@ def test_two_machines_train_as_one_until_one_leaves(warm: Warm, machines: Machin
             assert ended == []
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        assert (tmp_path / "told").read_text() == on_one_machine(warm, tmp_path / "one")
+        one = tmp_path / "one"
+        alone = warm.start(write(one, TRAIN), one, one, nproc=4, env={"OMP_NUM_THREADS": "1"}, forked=True)
+        assert alone.returncode == 0, alone.stderr
+        assert (tmp_path / "told").read_text() == (one / "told").read_text()
         found = [set(os.listdir(tmp_path / f"machine{number}")) for number in range(2)]
         assert found == [{"through 0", "through 1", "own.pt"}, {"through 2", "through 3"}]
         second.process.kill()

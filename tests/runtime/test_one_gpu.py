@@ -8,28 +8,18 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import namedtuple
-from typing import Any, Callable
+from typing import Any
 
 import dp2ddp_runtime as ddp
 import pytest
 import torch
 from dp2ddp_runtime.world import world
+from modules import Made
 from rank_pool import on_ranks
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 Pair = namedtuple("Pair", "out names")
-
-
-class Net(nn.Module):
-    """Two layers, and a forward that is a function."""
-
-    def __init__(self, forward: Callable[..., Any]) -> None:
-        super().__init__()
-        self.layer, self.other, self.function = nn.Linear(4, 3), nn.Linear(4, 3), forward
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(self, *args, **kwargs)
 
 
 def alike(module: nn.Module) -> nn.Module:
@@ -51,8 +41,10 @@ def batch(rows: int, seed: int = 0) -> torch.Tensor:
 
 
 def assert_trained(module: nn.Module, net: Any, loss: torch.Tensor, wrapped_loss: torch.Tensor) -> None:
-    loss.backward()
-    wrapped_loss.backward()
+    """The losses are the same, and the gradients that they lead to."""
+    for each, own_loss in ((module, loss), (net, wrapped_loss)):
+        each.zero_grad()
+        own_loss.backward()
     torch.testing.assert_close(wrapped_loss, loss)
     for (name, param), own in zip(module.named_parameters(), net.parameters()):
         expected = torch.zeros_like(param) if param.grad is None else param.grad
@@ -68,7 +60,7 @@ def test_parameters_and_state_in_a_forward() -> None:
         assert names["layer.weight"] is first is self.layer.weight
         return self.layer(x.to(first.device, first.dtype)) + sum(each.square().sum() for each in self.parameters())
 
-    module, net = both(Net(forward))
+    module, net = both(Made(forward))
     assert_trained(module, net, module(batch(5)).square().sum(), net(batch(5)).square().sum())
 
 
@@ -81,10 +73,7 @@ def counting(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 @on_ranks(2, 3)
 def test_counters_and_buffers_that_a_forward_assigns_stay() -> None:
-    module, net = Net(counting), None
-    module.register_buffer("mean", torch.zeros(4))
-    module.register_buffer("seen", torch.zeros(()))
-    module, net = both(module)
+    module, net = both(Made(counting, layer=nn.Linear(4, 3), mean=torch.zeros(4), seen=torch.zeros(())))
     for rows in (6, 5, 1):
         torch.testing.assert_close(net(batch(rows)), module(batch(rows)))
     assert net.module.steps == 3
@@ -100,10 +89,8 @@ def attending(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 @on_ranks(2, 3)
 def test_an_attribute_is_whole_behind_the_call_and_has_its_gradient() -> None:
-    module, net = both(Net(attending))
+    module, net = both(Made(attending))
     for rows in (6, 5, 7):
-        module.zero_grad()
-        net.zero_grad()
         loss, wrapped_loss = module(batch(rows)).square().sum(), net(batch(rows)).square().sum()
         torch.testing.assert_close(net.module.attention, module.attention)
         assert net.module.names == module.names
@@ -122,7 +109,7 @@ def remembering(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 @on_ranks(2, 3)
 def test_a_hidden_state_goes_on_with_each_ranks_rows() -> None:
-    module, net = both(Net(remembering))
+    module, net = both(Made(remembering))
     for step in range(3):
         torch.testing.assert_close(net(batch(6, step)), module(batch(6, step)))
     torch.testing.assert_close(net.module.state[0], module.state[0])
@@ -140,12 +127,10 @@ def test_lists_with_an_entry_a_row_are_cut_and_put_together() -> None:
         found = [{"label": name, "scores": row[: len(name)], "best": row.max()} for row, name in zip(scores, names)]
         return Pair(out, {"names": [name.upper() for name in names], "found": found})
 
-    module, net = both(Net(forward))
+    module, net = both(Made(forward))
     for rows in (7, 6, 1):
         names = ["ab"[: 1 + row % 2] for row in range(rows)]
         targets = [{"boxes": torch.ones(row + 1, 4)} for row in range(rows)]
-        module.zero_grad()
-        net.zero_grad()
         alone, whole = (each(batch(rows), names, targets, [4] * 5) for each in (module, net))
         assert whole.names["names"] == alone.names["names"]
         assert [each["label"] for each in whole.names["found"]] == names
@@ -161,7 +146,7 @@ def test_lists_with_an_entry_a_row_are_cut_and_put_together() -> None:
 @on_ranks(2)
 def test_a_list_with_an_entry_a_row_can_not_have_gradients() -> None:
     for forward in (lambda self, x: [row.sum() for row in self.layer(x)], lambda self, x: [object() for _ in x]):
-        _, net = both(Net(forward))
+        _, net = both(Made(forward))
         with pytest.raises(ValueError, match=r"test_one_gpu\.py.* a list with an entry for each row, of objects"):
             net(batch(6))
 
@@ -176,19 +161,17 @@ def test_wrapped_twice() -> None:
 
 @on_ranks(2, 3)
 def test_an_output_that_lost_its_first_dimension_on_a_rank_with_one_row() -> None:
-    module, net = both(Net(lambda self, x: self.layer(x)[:, :1].squeeze()))
+    module, net = both(Made(lambda self, x: self.layer(x)[:, :1].squeeze()))
     for rows in (7, 4, 3, 2):
         assert_trained(module, net, module(batch(rows)).square().sum(), net(batch(rows)).square().sum())
-        module.zero_grad()
-        net.zero_grad()
-    module, net = both(Net(lambda self, x: self.layer(x).squeeze()))
+    module, net = both(Made(lambda self, x: self.layer(x).squeeze()))
     for rows in (8, world.size):
         assert net(batch(rows)).shape == module(batch(rows)).shape == (rows, 3)
 
 
 @on_ranks(2)
 def test_values_that_can_not_be_put_together_are_rank_0s_and_told_once() -> None:
-    _, net = both(Net(lambda self, x: {"out": self.layer(x), "sum": x.sum().item(), "name": "x", "none": None}))
+    _, net = both(Made(lambda self, x: {"out": self.layer(x), "sum": x.sum().item(), "name": "x", "none": None}))
     with pytest.warns(UserWarning, match=r"test_one_gpu\.py.* returns \(at sum\) a float .*rank 0's is taken"):
         out = net(batch(6))
     assert out["sum"] == batch(6)[:3].sum().item()
@@ -207,18 +190,18 @@ class Graph:
 
 @on_ranks(2, 3)
 def test_where_nothing_can_be_cut_every_rank_computes_all_of_it() -> None:
-    module, net = both(Net(lambda self, graph: self.layer(graph.x)))
+    module, net = both(Made(lambda self, graph: self.layer(graph.x)))
     graph = Graph(batch(5))
     with pytest.warns(UserWarning, match=r"nothing that can be cut into rows \(Graph\)"):
         assert_trained(module, net, module(graph).square().sum(), net(graph).square().sum())
     packed = pack_padded_sequence(batch(5).view(5, 4, 1), torch.tensor([4, 3, 2, 2, 1]), batch_first=True)
-    module, net = both(Net(lambda self, packed: self.layer(pad_packed_sequence(packed, batch_first=True)[0][..., 0])))
+    module, net = both(Made(lambda self, packed: self.layer(pad_packed_sequence(packed, batch_first=True)[0][..., 0])))
     assert_trained(module, net, module(packed).square().sum(), net(packed).square().sum())
 
 
 @on_ranks(2)
 def test_lengths_that_differ_are_an_error_that_says_what_to_write() -> None:
-    _, net = both(Net(lambda self, x, lengths: self.layer(x)[:, : int(lengths.max())]))
+    _, net = both(Made(lambda self, x, lengths: self.layer(x)[:, : int(lengths.max())]))
     with pytest.raises(ValueError, match=r"\[3, 3\] on rank 0, \[3, 2\] on rank 1.*total_length=x\.size\(1\)"):
         net(batch(6), torch.tensor([3, 1, 1, 2, 1, 1]))
 
@@ -229,7 +212,7 @@ def test_an_argument_of_other_rows_is_told_at_the_first_call() -> None:
         self.got = list(weight.shape)
         return self.layer(x)
 
-    _, net = both(Net(forward))
+    _, net = both(Made(forward))
     with pytest.warns(
         UserWarning, match=r"a batch of 6 rows, and with it a tensor of shape \[4, 2\].*it was cut as well"
     ):
@@ -237,7 +220,7 @@ def test_an_argument_of_other_rows_is_told_at_the_first_call() -> None:
     assert net.module.got == [2, 2]
     net(batch(1), torch.ones(2, 2))
     assert net.module.got == [1, 2], "a part for each replica, of which there is one"
-    _, net = both(Net(forward))
+    _, net = both(Made(forward))
     with pytest.warns(UserWarning, match=r"a tensor of shape \[1, 2\].*every rank has all of it"):
         net(batch(6), torch.ones(1, 2))
 
@@ -324,8 +307,6 @@ def test_compiled_modules_inside_and_outside() -> None:
         warnings.simplefilter("ignore")
         for net in (inside, outside, in_place):
             for rows in (6, 5):
-                module.zero_grad()
-                net.zero_grad()
                 assert_trained(module, net, module(batch(rows)).square().sum(), net(batch(rows)).square().sum())
 
 
@@ -351,7 +332,6 @@ def test_fewer_devices_than_ranks() -> None:
     alone = alike(nn.Linear(4, 3))
     for count in (1, world.size - 1 or 1):
         net = ddp.wrap_model(copy.deepcopy(alone), device_ids=list(range(count)))
-        alone.zero_grad()
         assert_trained(alone, net, alone(batch(5)).square().sum(), net(batch(5)).square().sum())
 
 
@@ -359,8 +339,6 @@ def test_fewer_devices_than_ranks() -> None:
 def test_sync_bn_takes_all_ranks_rows() -> None:
     module, net = both(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), sync_bn=True)
     for rows in (9, 7, 2):
-        module.zero_grad()
-        net.zero_grad()
         weights = torch.arange(3.0 * rows).view(rows, 3)
         assert_trained(module, net, (module(batch(rows)) * weights).sum(), (net(batch(rows)) * weights).sum())
         for own, expected in zip(net.buffers(), module.buffers()):
@@ -408,8 +386,8 @@ def test_lists_whose_entries_a_tensor_of_numbers_finds_stay_whole() -> None:
     def forward(self: Any, x: torch.Tensor, numbers: torch.Tensor, scales: list[float]) -> torch.Tensor:
         return torch.stack([row * scales[number] for row, number in zip(self.layer(x), numbers.tolist())])
 
-    module, net = both(Net(forward))
+    module, net = both(Made(forward))
     scales = [float(row) for row in range(7)]
     with pytest.warns(UserWarning, match=r"a list of 7 numbers \(argument 1\), as many as the batch has rows"):
-        ddp.wrap_model(Net(lambda self, x, lengths: x[: len(lengths)]))(batch(7), [1] * 7)
+        ddp.wrap_model(Made(lambda self, x, lengths: x[: len(lengths)]))(batch(7), [1] * 7)
     torch.testing.assert_close(net(batch(7), torch.arange(7), scales), module(batch(7), torch.arange(7), scales))

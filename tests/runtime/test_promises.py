@@ -19,22 +19,12 @@ from dp2ddp_runtime import large as large_outputs
 from dp2ddp_runtime import loader as loaders
 from dp2ddp_runtime import model as models
 from dp2ddp_runtime import rows, streams
-from loading import Sized
+from loading import Numbers
+from nets import Net, Parameters, Wrap, data, data_parallel, device, difference, distance, seeded, snapshot
 from rank_pool import RankError, RankPool
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler, Subset, TensorDataset, WeightedRandomSampler
-from training import Net, Parameters, Wrap, data, data_parallel, device, difference, distance, seeded, snapshot
-
-
-class Numbered(Sized):
-    """Sample `i` is the number `i`."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def __getitem__(self, index: int) -> int:
-        return index
 
 
 class Rolling(Sampler[int]):
@@ -65,52 +55,36 @@ class Growing(Sampler[list[int]]):
         return 6
 
 
-def make_loader(kind: str, workers: int) -> DataLoader[int]:
-    numbers = Numbered(23)
-    loaders_by_kind: dict[str, Any] = {
-        "in order": lambda: DataLoader(numbers, 6, num_workers=workers),
-        "shuffled": lambda: DataLoader(numbers, 6, shuffle=True, num_workers=workers),
-        "generator": lambda: DataLoader(numbers, 6, shuffle=True, generator=torch.Generator(), num_workers=workers),
-        "drop_last": lambda: DataLoader(numbers, 6, shuffle=True, drop_last=True, num_workers=workers),
-        "weighted": lambda: DataLoader(numbers, 6, sampler=WeightedRandomSampler([1.0, 3.0] * 11, 20)),
-        "subset": lambda: DataLoader(Subset(numbers, [3, 1, 4, 15, 9, 2, 6]), 5, shuffle=True, num_workers=workers),
-        "custom sampler": lambda: DataLoader(numbers, 6, sampler=Rolling(23), num_workers=workers),
-        "custom batch sampler": lambda: DataLoader(numbers, batch_sampler=Growing(), num_workers=workers),
-        "torch's batch sampler": lambda: DataLoader(numbers, batch_sampler=BatchSampler(Rolling(23), 4, True)),
-        "last batch smaller than N": lambda: DataLoader(Numbered(13), 6, shuffle=True, num_workers=workers),
-        "one by one": lambda: DataLoader(Numbered(5), num_workers=workers),
+def kinds(workers: int) -> dict[str, DataLoader[Any]]:
+    numbers = Numbers(23)
+    shuffled: dict[str, Any] = {"shuffle": True, "num_workers": workers}
+    return {
+        "in order": DataLoader(numbers, 6, num_workers=workers),
+        "shuffled": DataLoader(numbers, 6, **shuffled),
+        "generator": DataLoader(numbers, 6, generator=torch.Generator(), **shuffled),
+        "drop_last": DataLoader(numbers, 6, drop_last=True, **shuffled),
+        "weighted": DataLoader(numbers, 6, sampler=WeightedRandomSampler([1.0, 3.0] * 11, 20)),
+        "subset": DataLoader(Subset(numbers, [3, 1, 4, 15, 9, 2, 6]), 5, **shuffled),
+        "custom sampler": DataLoader(numbers, 6, sampler=Rolling(23), num_workers=workers),
+        "custom batch sampler": DataLoader(numbers, batch_sampler=Growing(), num_workers=workers),
+        "torch's batch sampler": DataLoader(numbers, batch_sampler=BatchSampler(Rolling(23), 4, True)),
+        "last batch smaller than N": DataLoader(Numbers(13), 6, **shuffled),
+        "one by one": DataLoader(Numbers(5), num_workers=workers),
     }
-    return loaders_by_kind[kind]()
 
 
-KINDS = (
-    "in order",
-    "shuffled",
-    "generator",
-    "drop_last",
-    "weighted",
-    "subset",
-    "custom sampler",
-    "custom batch sampler",
-    "torch's batch sampler",
-    "last batch smaller than N",
-    "one by one",
-)
-
-
-def read(kind: str, workers: int) -> tuple[list[list[int]], int, float]:
-    """Two epochs' batches, `len`, and a draw afterwards."""
-    streams.seed_everything(11)
-    loader = loaders.shard_loader(make_loader(kind, workers))
-    batches = []
-    for epoch in range(2):
-        loaders.set_epoch(loader, epoch)
-        batches += [batch.to(device()).tolist() for batch in loader]
-    return batches, len(loader), torch.rand(1).item()
-
-
-def read_all(workers: int) -> list[Any]:
-    return [read(kind, workers) for kind in KINDS]
+def read_all(workers: int) -> dict[str, Any]:
+    """Of each loader two epochs' batches, `len`, and a draw afterwards."""
+    found = {}
+    for kind, original in kinds(workers).items():
+        streams.seed_everything(11)
+        loader = loaders.shard_loader(original)
+        batches = []
+        for epoch in range(2):
+            loaders.set_epoch(loader, epoch)
+            batches += [batch.to(device()).tolist() for batch in loader]
+        found[kind] = batches, len(loader), torch.rand(1).item()
+    return found
 
 
 @pytest.mark.parametrize(
@@ -119,15 +93,15 @@ def read_all(workers: int) -> list[Any]:
     indirect=["ranks"],
 )
 def test_p1_each_batch_is_the_originals(ranks: RankPool, n: int, workers: int) -> None:
-    results = ranks(n, read_all, workers)
-    for index, kind in enumerate(KINDS):
-        expected = read(kind, 0)
-        assert [result[index] for result in results] == [expected] * n, kind
+    expected = read_all(0)
+    for found in ranks(n, read_all, workers):
+        for kind, own in found.items():
+            assert own == expected[kind], kind
 
 
 def read_unseeded() -> list[list[int]]:
     random.seed(1)
-    loader = loaders.shard_loader(DataLoader(Numbered(40), 8, sampler=Rolling(40)))
+    loader = loaders.shard_loader(DataLoader(Numbers(40), 8, sampler=Rolling(40)))
     return [batch.to(device()).tolist() for batch in loader]
 
 
@@ -147,7 +121,7 @@ class Entropic(Sampler[int]):
 
 
 def read_mixture() -> None:
-    for batch in loaders.shard_loader(DataLoader(Numbered(40), 8, sampler=Entropic())):
+    for batch in loaders.shard_loader(DataLoader(Numbers(40), 8, sampler=Entropic())):
         batch.tolist()
 
 
@@ -288,7 +262,7 @@ def accuracy() -> tuple[int, int, int, float]:
     torch.manual_seed(0)
     net = models.wrap_model(nn.Linear(1, 2))
     seen, correct, ranked, losses = 0, 0, 0, 0.0
-    for batch in loaders.shard_loader(DataLoader(Numbered(23), 6, shuffle=True)):
+    for batch in loaders.shard_loader(DataLoader(Numbers(23), 6, shuffle=True)):
         wide = 2 * batch.to(device())[:, None].repeat(1, 5000)  # too large to travel along with something else
         ranked += sum(place * row for place, row in enumerate(wide[:, 0].tolist()))
         out = net(batch[:, None].float())  # from the host: to move it there is the wrapped model's affair
