@@ -49,9 +49,8 @@ def test_wraps_that_no_script_reaches_are_an_error(project: Path) -> None:
 
 
 def test_guessed_scripts_that_cant_be_converted_are_left_as_they_are(project: Path) -> None:
-    write(
-        project, {"dist.py": f"from nets import wrap\nimport accelerate\n{GUARD}", "old.py": "print 'DataParallel'\n"}
-    )
+    left = {"dist.py": f"from nets import wrap\nimport accelerate\n{GUARD}", "old.py": "print 'DataParallel'\n"}
+    write(project, left)
     result = run("project", "-o", "out")
     assert result.exit_code == 0, result.output
     assert "  project/dist.py:2: sets up distributed training already: imports Accelerate; nothing was" in result.stderr
