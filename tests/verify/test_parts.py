@@ -40,20 +40,6 @@ def test_a_script_overwrites_only_its_own_copies(tmp_path: Path) -> None:
     assert not (run.work / ".git").exists()
 
 
-def test_a_large_folder_is_linked_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scratch, "MOST_FILES", 3)
-    for folder, count in (("large", 4), ("small", 3)):
-        (tmp_path / "here" / folder).mkdir(parents=True)
-        for number in range(count):
-            (tmp_path / "here" / folder / str(number)).touch()
-    scratch.fill(tmp_path / "here" / "work", tmp_path / "here")
-    work = tmp_path / "here" / "work"
-    assert sorted(path.name for path in work.iterdir()) == ["large", "small"]
-    assert (work / "large").is_symlink()
-    assert not (work / "small").is_symlink()
-    assert len(list((work / "small").iterdir())) == 3
-
-
 TIMES = [
     ("took 9.25 s", "took 12.75 s"),
     ("epoch 3 in 9.25s, loss 0.5", "epoch 3 in 12.75s, loss 0.5"),
