@@ -32,7 +32,6 @@ LIMITS = {
     "tests/docs": 425,
     "tests/e2e": 725,
     "tests/notebook": 375,
-    "tests/page": 50,
     "tests/pretend_cuda": 975,
     "tests/project": 450,
     "tests/rewrite": 225,

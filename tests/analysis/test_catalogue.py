@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from dp2ddp.analysis.catalogue import MAIN_ONLY, Catalogue, _known, entry
+from dp2ddp.analysis.catalogue import MAIN_ONLY, Catalogue, _known
 
 
 def test_no_line_stands_behind_another_that_fits() -> None:
@@ -21,12 +19,3 @@ def test_what_the_user_adds_counts_first() -> None:
     assert catalogue.does("wandb.log", "reports")
     assert not catalogue.does("datetime.timedelta", "names")
     assert not catalogue.does(None, *MAIN_ONLY)
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [("mylib dump=writes", "no name"), ("mylib.dump=sings", "names, opens, reports, seeds"), ("x", "nothing")],
-)
-def test_what_can_t_be_read_says_why(text: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        entry(text)

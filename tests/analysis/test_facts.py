@@ -1,25 +1,18 @@
-"""What rules may ask: facts, and nothing that guesses. Which files a conversion is about."""
+"""What rules may ask: the facts alone. Which files a conversion is about."""
 
 from __future__ import annotations
 
 import ast
-import inspect
-import re
 from pathlib import Path
 
 import pytest
 
-from dp2ddp.analysis.facts import Facts
 from dp2ddp.convert.pipeline import convert_files
 from dp2ddp.rules import Options
-from dp2ddp.source.program import link
 
 ROOT = Path(__file__).parents[2] / "dp2ddp"
 #: What rules may import of the analysis: the facts, and what names their answers.
 ALLOWED = {"facts": {"Facts"}, "catalogue": {"MAIN_ONLY"}, "loaders": {"collates"}}
-EMPTY = Facts(link({"x.py": ""}, ["x.py"], lambda *asked: None))
-#: Such questions can be answered by running a script alone; the runtime does.
-GUESSES = re.compile(r"reach|same|how_many|only_shows|devices|never|value_of|feeds")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "rules").glob("*.py")), ids=lambda path: path.stem)
@@ -30,20 +23,6 @@ def test_rules_ask_the_facts_alone(path: Path) -> None:
             assert {alias.name for alias in node.names} <= ALLOWED.get(file, set())
         if isinstance(node, ast.Import):
             assert not [alias.name for alias in node.names if alias.name.startswith("dp2ddp.analysis")]
-
-
-def test_the_facts_are_one_short_file_without_a_guess() -> None:
-    assert len((ROOT / "analysis/facts.py").read_text("utf-8").splitlines()) <= 400
-    asked = {
-        f"{kind.__name__}.{name}"
-        for kind in (
-            Facts,
-            *(type(getattr(EMPTY, n)) for n in ("classes", "loaders", "wraps")),
-        )
-        for name, _ in inspect.getmembers(kind)
-    }
-    assert "Facts.qualified" in asked
-    assert not [name for name in asked if GUESSES.search(name)]
 
 
 _WRAPS = (

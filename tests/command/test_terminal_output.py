@@ -69,9 +69,6 @@ def test_what_takes_long_has_a_line_that_says_what_is_done(folder: Path) -> None
     assert "training" in line
     assert rest.endswith("done\r\n")
     assert "training" not in rest
-
-
-def test_what_is_quiet_has_none(folder: Path) -> None:
     assert "training" not in on_terminal(folder, "-c", SLOW, "-q")[1]
 
 

@@ -1,4 +1,4 @@
-"""The stubbed project, for the tests that look at folders."""
+"""A project, for the tests that look at folders."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ import sys
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent)]
-from stubbed import project  # noqa: E402, F401
+from projects import project  # noqa: E402, F401

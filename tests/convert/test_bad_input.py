@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import subprocess
 from pathlib import Path
@@ -99,15 +98,3 @@ def test_what_is_nested_too_deeply_for_us_is_told() -> None:
     text = SCRIPT + "s = datetime.now()" + ".b" * 1200 + "\n"
     with pytest.raises(BadInput, match=r"^train.py: nested too deeply for dp2ddp; break its longest expression"):
         convert_source(text, "train.py", Options())
-
-
-def test_what_is_not_edited_comes_back() -> None:
-    untouched = "".join(
-        f"def f{i}(x):  # {i}\n    # above\n    y = x.a['''\n  text''']\n    # below\n\n" for i in range(50)
-    )
-    text = f"import torch\nimport torch.nn as nn\n\n\nclass A:\n\tdef f(self):\n\t\treturn 1\n\n{untouched}"
-    text += "if a:\n\tnet = nn.DataParallel(m)  # é\nelse:\n\tnet = m\n"
-    converted = convert_source(text, "train.py", Options()).new_text
-    assert untouched in converted
-    assert "\tnet = ddp.wrap_model(m)  # é\n" in converted
-    ast.parse(converted)

@@ -1,8 +1,7 @@
-"""The command: outputs, options, exit codes, and what it says. The planning is stubbed; rules have their own tests."""
+"""The command: outputs, options, exit codes, and what it says. Rules have their own tests."""
 
 from __future__ import annotations
 
-import ast
 import os
 import platform
 import re
@@ -15,13 +14,8 @@ import pytest
 from commands import command as run
 
 import dp2ddp
-from dp2ddp.convert import pipeline
-from dp2ddp.convert.plan import Plan
-from dp2ddp.convert.plan import plan as real_plan
 from dp2ddp.convert.running import STARTS, TRY
-from dp2ddp.rewrite.edits import Edit, Note, ReplaceExpr
-from dp2ddp.rules import Options, all_rules
-from dp2ddp.source.program import ParsedProgram
+from dp2ddp.rules import all_rules
 
 SCRIPT = """\
 import torch.nn as nn
@@ -34,25 +28,12 @@ CONVERTED = """\
 import torch.nn as nn
 import dp2ddp_runtime as ddp
 
+ddp.setup()
+
 net = ddp.wrap_model(Net())  # wrap
 """
-
-
-def stub_plan(source: ParsedProgram, options: Options) -> Plan:
-    """Wraps models, and has a note for a script that says "odd"."""
-    edits: list[Edit] = []
-    for node in ast.walk(source.files[0].tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "nn.DataParallel":
-            holes = {"m": source.span(node.args[0])}
-            edits.append(ReplaceExpr("DDP002", source.span(node), "one replica", "ddp.wrap_model(__h_m__)", holes))
-    names = [node for node in source.nodes if isinstance(node, ast.Name) and node.id == "odd"]
-    notes = [Note("DDP008", source.span(name), "it is odd", "look at it") for name in names]
-    return Plan(edits, notes)
-
-
-@pytest.fixture(autouse=True)
-def _stubbed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "plan", stub_plan)
+#: With something for a person to look at.
+ODD = f"{SCRIPT}import threading\nthreading.Thread(target=net).start()\n"
 
 
 @pytest.fixture
@@ -72,23 +53,26 @@ def test_without_an_output_the_diff_is_shown_and_nothing_written(script: Path) -
     result = run("convert", "train.py")
     assert result.exit_code == 0, result.output
     assert result.stdout == (
-        "--- train.py\n+++ train.py\n@@ -1,3 +1,4 @@\n import torch.nn as nn\n+import dp2ddp_runtime as ddp\n \n"
-        "-net = nn.DataParallel(Net())  # wrap\n+net = ddp.wrap_model(Net())  # wrap\n"
+        "--- train.py\n+++ train.py\n@@ -1,3 +1,6 @@\n import torch.nn as nn\n+import dp2ddp_runtime as ddp\n \n"
+        "-net = nn.DataParallel(Net())  # wrap\n+ddp.setup()\n+\n+net = ddp.wrap_model(Net())  # wrap\n"
     )
     assert script.read_text() == SCRIPT
     assert here() == ["train.py"]
 
 
 def test_the_summary_says_what_why_and_how_to_run(script: Path) -> None:
-    script.write_text(f"{SCRIPT}odd = 1\n")
+    script.write_text(ODD)
     result = run("convert", "train.py", "-o", "my out.py")
     assert result.exit_code == 0, result.output
     assert result.stdout == ""
     assert result.stderr.splitlines() == [
-        "train.py -> my out.py: 1 change",
+        "train.py -> my out.py: 2 changes",
+        "    1  lets the processes start",
         "    1  wraps the model: one replica in each process",
         "1 note for a person to look at (`dp2ddp rules ID` says why):",
-        "  train.py:4  DDP008  it is odd; look at it",
+        "  train.py:5  DDP020  this thread may call a wrapped model, which takes all ranks, and threads come to it in "
+        "another order on each; call it in the main thread, or wait for the thread (`join`) before another one calls a "
+        "model",
         f"Run it: python 'my out.py'   # {STARTS}; {TRY}",
         "  dp2ddp_runtime must be there where it runs: convert with --vendor, or pip install ./runtime (of dp2ddp).",
     ]
@@ -131,7 +115,7 @@ def test_the_diff_can_be_applied(script: Path) -> None:
 
 def test_strict_fails_while_notes_are_open(script: Path) -> None:
     assert run("convert", "train.py", "--strict").exit_code == 0
-    script.write_text(f"{SCRIPT}odd = 1\n")
+    script.write_text(ODD)
     assert run("convert", "train.py").exit_code == 0
     assert run("convert", "train.py", "--strict", "-o", "out.py").exit_code == 1
     assert Path("out.py").exists()
@@ -159,7 +143,6 @@ def test_strict_fails_while_notes_are_open(script: Path) -> None:
 def test_bad_input_is_one_line_and_nothing_is_written(script: Path, args: Sequence[str], message: str) -> None:
     Path("bad.py").write_text("x = )\n")
     Path("old.py").write_text("print 'x'\n")
-    Path("feed.py").write_text(f"{SCRIPT}\x0cx = 1\n")
     before = here()
     result = run("convert", *args)
     assert result.exit_code == 2
@@ -191,7 +174,6 @@ def test_any_crash_asks_for_a_report_with_what_is_known(script: Path, monkeypatc
     def crash(self: object, facts: object, decisions: object) -> None:
         raise LookupError("gone")
 
-    monkeypatch.setattr(pipeline, "plan", real_plan)
     monkeypatch.setattr("dp2ddp.rules.loaders.LoadersRule.edits", crash)
     for command in ("convert train.py -o out.py", "convert -q . -o ../crashed", "check ."):
         result = run(*command.split())

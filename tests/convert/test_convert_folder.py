@@ -1,4 +1,4 @@
-"""`dp2ddp convert` of directories and of scripts with what they import. What a conversion does is stubbed."""
+"""`dp2ddp convert` of directories and of scripts with what they import."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from commands import command, python, write
-from stubbed import CONVERTED, FILES, read, run
+from projects import CONVERTED, FILES, read, run
 
 from dp2ddp.convert.running import STARTS, TRY
 
@@ -38,12 +38,14 @@ def test_the_summary_names_scripts_and_changed_files(project: Path) -> None:
     write(project, {"cache/x": "", ".gitignore": "cache/\n"})
     subprocess.run(["git", "init", "-q"], cwd=project, check=True)
     assert run("project", "-o", "out").stderr.splitlines() == [
-        "project -> out: 2 of 8 files changed, for 2 scripts",
-        "tools/test.py: needs no change itself",
-        "train.py: needs no change itself",
+        "project -> out: 4 of 8 files changed, for 2 scripts",
+        "tools/test.py: 1 change",
+        "train.py: 1 change",
         "nets.py: 1 change",
         "utils/loaders.py: 1 change",
         "    2  lets the processes start",
+        "    1  wraps the model: one replica in each process",
+        "    1  splits batches over the processes",
         "not looked at: 1 ignored by git, 1 version control",
         f"Run them: python out/train.py   # {STARTS}; {TRY}",
         "  and in the same way out/tools/test.py",

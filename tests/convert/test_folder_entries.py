@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from commands import write
-from stubbed import CONVERTED, FILES, GUARD, read, run
+from projects import CONVERTED, FILES, GUARD, read, run
 
 from dp2ddp.convert.running import STARTS, TRY
 
@@ -49,40 +48,29 @@ def test_wraps_that_no_script_reaches_are_an_error(project: Path) -> None:
     assert "name it with --entry FILE; it may be one that is no Python: main.py:2" in run("project").stderr
 
 
-@pytest.mark.parametrize("command", [["project", "-o", "out"], ["project/train.py", "-o", "one/"]])
-def test_a_program_that_cant_be_converted_says_so(project: Path, command: list[str]) -> None:
-    write(project, {"nets.py": "class Mine(DataParallel): pass  # ODD\nnet = Mine(1)\n", "utils/loaders.py": ""})
-    result = run(*command)
-    assert result.exit_code == 0, result.output
-    assert "train.py: not converted\n" in result.stderr
-    assert "nets.py:1  DDP008  it is odd; look at it\n" in result.stderr
-    assert "nothing to convert" not in result.stderr
-    assert "Run it" not in result.stderr
-
-
 def test_guessed_scripts_that_cant_be_converted_are_left_as_they_are(project: Path) -> None:
-    write(project, {"dist.py": f"from nets import wrap  # REFUSED\n{GUARD}", "old.py": "print 'DataParallel'\n"})
+    left = {"dist.py": f"from nets import wrap\nimport accelerate\n{GUARD}", "old.py": "print 'DataParallel'\n"}
+    write(project, left)
     result = run("project", "-o", "out")
     assert result.exit_code == 0, result.output
-    assert "  project/dist.py:1: it is refused" in result.stderr
+    assert "  project/dist.py:2: sets up distributed training already: imports Accelerate; nothing was" in result.stderr
     assert (
         "  project/dist.py: left as it is, but it imports project/nets.py, which changed; run it with the"
         in result.stderr
     )
     assert "  project/old.py:1: Python 2 (the print statement); bring it" in result.stderr
-    assert read("out") == {
-        **CONVERTED,
-        "dist.py": f"from nets import wrap  # REFUSED\n{GUARD}",
-        "old.py": "print 'DataParallel'\n",
-    }
+    assert read("out") == {**CONVERTED, **left}
     assert run("project", "--strict").exit_code == 1
     named = run("project", "-o", "named", "--entry", "dist.py")
-    assert (named.exit_code, named.stderr) == (2, "dp2ddp: project/dist.py:1: it is refused\n")
+    assert named.exit_code == 2
+    assert "dist.py:2  DDP016  sets up distributed training already: imports Accelerate" in named.stderr
 
 
 def test_if_no_script_can_be_converted_the_first_says_why(project: Path) -> None:
-    write(project, {"nets.py": f"# REFUSED\n{FILES['nets.py']}"})
+    write(project, {"nets.py": f"import accelerate\n{FILES['nets.py']}"})
     result = run("project", "-o", "out")
-    assert (result.exit_code, result.stderr) == (2, "dp2ddp: project/nets.py:1: it is refused\n")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("dp2ddp: project/nets.py:1: sets up distributed training already: imports")
+    assert not Path("out").exists()
     write(project, {"nets.py": "print 'DataParallel'\n"})
     assert run("project").stderr.startswith("dp2ddp: project/nets.py:1: Python 2")

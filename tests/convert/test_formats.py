@@ -28,12 +28,10 @@ FILES = {
 COMMANDS = [
     ["check", "."],
     ["check", "train.py", "own.py", "odd é.py", "plain.py"],
-    ["check", "plain.py"],
     ["convert", "train.py"],
     ["convert", "train.py", "plain.py", "-o", "out/", "--force"],
     ["convert", "plain.py"],
     ["convert", "odd é.py"],
-    ["convert", "."],
     ["convert", ".", "-o", "../formatted", "--force"],
 ]
 

@@ -147,12 +147,14 @@ def test_a_folder_has_a_page_with_all_its_files(run: Run) -> None:
 
 def test_what_scripts_say_stays_text(run: Run) -> None:
     """What ends an element, what a terminal obeys, what turns text around."""
-    hostile = "</script></style><img src=x onerror='evil()'>\x1b[31m \u202e \u2066 \u200b {{ 7 * 7 }}"
+    hostile = (
+        "</script></style><img src=x onerror='evil()'>\x1b[31m \u202e \u2066 \u200b \U000e0041 {{ 7 * 7 }} שלום, é, 漢"
+    )
     name = "<b>net.py"
     Path(name).write_text(f'{SCRIPT}print("{hostile}")\ntorch.save(net, "</title><b>.pt\x07")\n')
     assert run(name, "--html", "report.html").exit_code == 0
     text = Path("report.html").read_text("utf-8")
-    assert not set("\x1b\u202e\u2066\u200b\x07") & set(text)
+    assert not set("\x1b\u202e\u2066\u200b\U000e0041\x07") & set(text)
+    assert "\\x1b[31m \\u202e \\u2066 \\u200b \\U000e0041 {{ 7 * 7 }} שלום, é, 漢" in _page()
     assert not re.search("<img|<b>", text)
     assert text.count("<script") == text.count("</script>") == 1
-    assert "{{ 7 * 7 }}" in text

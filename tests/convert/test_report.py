@@ -1,58 +1,24 @@
-"""What the reports say: diffs, colors, examples, and the page of rules."""
+"""What the summary of a conversion says, and how long it is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from commands import command
 
-from dp2ddp.command import terminal
-from dp2ddp.convert.job import DisplayPaths, Job, Request
-from dp2ddp.convert.pipeline import Conversion
-from dp2ddp.convert.reporting import File, Report, lines_of
-from dp2ddp.project.python_files import PythonFiles
-from dp2ddp.rewrite.edits import Note
-from dp2ddp.rules import Options
-from dp2ddp.source.spans import Span
 
-Printed = Callable[..., list[str]]
-
-
-def _report(files: Sequence[File]) -> Report:
-    names = [each.name for each in files]
-    return Report(Job(Request(names, Options()), DisplayPaths(Path()), PythonFiles(Path())), files, files)
-
-
-@pytest.fixture
-def printed(capsys: pytest.CaptureFixture[str]) -> Printed:
-    """The lines of a conversion's summary."""
-
-    def show(conversion: Conversion, *, output: str | None = "out.py", verbose: bool = False) -> list[str]:
-        done = [File("train.py", output, replace(conversion, old_text=conversion.old_text or "x\ny\nz = 5\nw = 6\n"))]
-        terminal.show_messages(lines_of(_report(done), verbose=verbose))
-        return capsys.readouterr().err.splitlines()
-
-    return show
-
-
-def test_notes_that_say_the_same_are_one_line(printed: Printed) -> None:
-    notes = [Note("DDP016", Span.of(line, 0, line, 5), "it is odd", "look") for line in (3, 9, 9)]
-    assert printed(Conversion("x\n", notes=notes))[1:] == [
-        "3 notes for a person to look at (`dp2ddp rules ID` says why):",
-        "  train.py:3, 9  DDP016  it is odd; look",
-    ]
-
-
-def test_a_long_summary_is_cut_unless_it_is_verbose(printed: Printed) -> None:
-    notes = [Note("DDP016", Span.of(line, 0, line, 5), f"it is odd, {line}", "look") for line in range(1, 21)]
-    short = printed(Conversion("x\n", notes=notes))
-    assert short[1] == "20 notes for a person to look at (`dp2ddp rules ID` says why):"
-    assert len(short) == 2 + 7 + 1
-    assert short[-1] == "  and 13 more, which --verbose shows"
-    assert len(printed(Conversion("x\n", notes=notes), verbose=True)) == 2 + 20
+def test_notes_that_say_the_same_are_one_line_and_many_are_cut_unless_verbose(tmp_path: Path) -> None:
+    asks = "".join(f"        a = x.get_device() + {number}\n" for number in (*range(20), 3, 3))
+    script = tmp_path / "train.py"
+    script.write_text(
+        f"import torch.nn as nn\nclass Net(nn.Module):\n    def forward(self, x):\n{asks}net = nn.DataParallel(Net())\n"
+    )
+    said = command("convert", str(script)).stderr.splitlines()
+    assert said[1] == "22 notes for a person to look at (`dp2ddp rules ID` says why):"
+    assert "  train.py:7, 24, 25  DDP016  `x.get_device() + 3` asks which GPU" in said[5]
+    assert [line.strip() for line in said[9:10]] == ["and 13 more, which --verbose shows"]
+    verbose = command("convert", str(script), "-v").stderr
+    assert verbose.count("` asks which GPU") == 20
 
 
 def test_one_script_s_summary_is_ten_lines_and_says_no_absolute_path_twice(tmp_path: Path) -> None:

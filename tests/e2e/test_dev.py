@@ -25,16 +25,6 @@ def dev(tmp_path: Path) -> ModuleType:
     return module
 
 
-def ready(dev: ModuleType, folder: Path):
-    """An environment that looks as if `make` had finished."""
-    environment = dev.Environment(folder / ".venv", ("-e", "."))
-    python = Path(environment.python)
-    python.parent.mkdir(parents=True)
-    python.write_text("")
-    (environment.folder / dev.STAMP).write_text(environment.recipe)
-    return environment
-
-
 def test_without_venv_it_says_so_in_one_line(
     dev: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -90,18 +90,11 @@ def test_what_a_notebook_imports_is_followed(notebook: Path) -> None:
     assert "ddp.wrap_model" in Path("out/model.py").read_text()
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("await f()", "cell 2:1:1: syntax error: 'await' outside function"),
-        ("async for x in y: pass", "cell 2:1:1: syntax error: 'async for' outside async function"),
-    ],
-)
-def test_errors_about_the_script_name_the_cell(notebook: Path, line: str, message: str) -> None:
-    making.write(notebook, WRAP, line)
+def test_errors_about_the_script_name_the_cell(notebook: Path) -> None:
+    making.write(notebook, WRAP, "await f()")
     done = run("convert", "train.ipynb", "-o", "out.py")
     assert done.exit_code == 2
-    assert done.stderr.startswith(f"dp2ddp: train.ipynb:{message}")
+    assert done.stderr.startswith("dp2ddp: train.ipynb:cell 2:1:1: syntax error: 'await' outside function")
     assert not Path("out.py").exists()
 
 
@@ -111,10 +104,8 @@ def test_errors_about_the_script_name_the_cell(notebook: Path, line: str, messag
         (b"x = 1", "no valid notebook: "),
         (b"{" * 100_000, "no valid notebook: "),
         (b"\xff\xfe", "no valid notebook: 'utf-8' codec"),
-        (b"[]", "no valid notebook: "),
         (b'{"nbformat": 3, "nbformat_minor": 0, "metadata": {}, "worksheets": []}', "a notebook without code"),
         (b'{"nbformat": 99, "nbformat_minor": 0, "metadata": {}, "cells": []}', "no valid notebook: "),
-        (b'{"nbformat": 4, "nbformat_minor": 5, "metadata": {}}', "no valid notebook: "),
         (b'{"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": [1]}', "no valid notebook: "),
         (b'{"nbformat": 4, "nbformat_minor": 5, "metadata": 1, "cells": []}', "no valid notebook: "),
         (b'{"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": []}', "a notebook without code"),

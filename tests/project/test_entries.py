@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from commands import write
 
-from dp2ddp.project import entries, wrapcalls
+from dp2ddp.project import entries
 from dp2ddp.project.modules import Layout
 from dp2ddp.project.python_files import PythonFiles
-from dp2ddp.source import syntax
 
 GUARD = "if __name__ == '__main__':\n    main()\n"
 WRAP = "import torch.nn as nn\n\ndef wrap(net):\n    return nn.DataParallel(net)\n"
@@ -61,8 +60,10 @@ def test_what_is_imported_is_a_script_only_with_a_guard_and_arguments(tmp_path: 
         "demo.py": f"{WRAP}wrap(1)\n{GUARD}",
         "third.py": f"{WRAP}",
         "test.py": "import torch\nnet = torch.nn.parallel.DataParallel(Net())\n",
+        "call.py": "from torch.nn import parallel as p\nprint(p.data_parallel(net, x))\n",
+        "ddp.py": "import torch.nn as nn\nnet = nn.parallel.DistributedDataParallel(Net())\n",
     }
-    assert guess(tmp_path, files).entries == ["other.py", "test.py", "train.py"]
+    assert guess(tmp_path, files).entries == ["call.py", "other.py", "test.py", "train.py"]
 
 
 def test_subclasses_and_theirs_count_where_they_are_called(tmp_path: Path) -> None:
@@ -87,23 +88,6 @@ def test_what_cant_be_read_is_told_and_no_script(tmp_path: Path) -> None:
     found = guess(tmp_path, files)
     assert found.entries == ["train.py"]
     assert [(error.file, error.line) for error in found.unread] == [("old.py", 1), ("bytes.py", 1)]
-
-
-@pytest.mark.parametrize(
-    ("source", "lines"),
-    [
-        ("import torch\nnet = torch.nn.DataParallel(net)", [2]),
-        ("from torch.nn import DataParallel as DP\nnet = DP(net)", [2]),
-        ("from torch.nn.parallel import data_parallel\ndata_parallel(net, x)", [2]),
-        ("nn.parallel.data_parallel(net, x)", [1]),
-        ("isinstance(net, nn.DataParallel)", []),
-        ("nn.parallel.DistributedDataParallel(net)", []),
-        ("from apex import other as DP\nDP(net)", []),
-        ("def data_parallel(x): pass\ndata_parallel(x)", []),
-    ],
-)
-def test_wraps_are_calls(source: str, lines: list[int]) -> None:
-    assert wrapcalls.places(syntax.parse(source, "x.py"), {"Mine"}) == lines
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import pytest
 from dp2ddp.verify import failures
 from dp2ddp.verify.run.runs import Run
 from dp2ddp.verify.run.side_by_side import SideBySide
-from dp2ddp.verify.verdict import Failure
 
 WAITS = """dp2ddp: a rank has waited for the others for 9 s:
   rank 0 at train.py:61 for 10 s: is at work: time.sleep(1)
@@ -45,15 +44,10 @@ def test_one_that_has_no_end_says_where_its_ranks_are(tmp_path: Path, sides: Sid
     assert failure.stderr == WAITS.replace("train.py", "train_ddp.py")
 
 
-def _raised(folder: Path, side: str, sides: SideBySide) -> Failure:
-    run = Run(_run(folder, RAISES), (1,), 1.0)
-    failure = failures.failure(side, {"original": Run(folder, (0,), 1.0), side: run}, sides)
-    assert failure is not None
-    return failure
-
-
 def test_frames_of_cpp_are_left_out(tmp_path: Path, sides: SideBySide) -> None:
-    failure = _raised(tmp_path, "converted", sides)
+    run = Run(_run(tmp_path, RAISES), (1,), 1.0)
+    failure = failures.failure("converted", {"original": Run(tmp_path, (0,), 1.0), "converted": run}, sides)
+    assert failure is not None
     assert failure.reason == "RuntimeError: Connection closed by peer"
     assert failure.stderr == RAISES[: RAISES.index("[rank1]: Exception raised")].replace('"train.py"', '"train_ddp.py"')
 

@@ -167,7 +167,6 @@ def test_each_mistake_by_hand_is_named(verified: Any, old: str, new: str, wanted
 @pytest.mark.parametrize(
     ("way", "words", "wanted"),
     [
-        (ACCELERATE, {}, "each rank draws a whole one of its own, so N times the batch size is trained on"),
         (ACCELERATE, {"SPLIT": "True"}, "2 samples come twice in this pass: it is padded, or drawn otherwise"),
         (FABRIC, {}, "each rank draws a whole one of its own, so N times the batch size is trained on"),
     ],

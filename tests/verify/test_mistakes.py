@@ -103,11 +103,3 @@ def test_a_planted_mistake_is_found_and_named(mistake: str, workplace: Path, ori
     assert cause in str(first)
     if step is not None:
         assert first.step == step
-
-
-def test_the_right_conversion_has_none(workplace: Path, original_run: Run, tmp_path: Path) -> None:
-    other = tiny.run_converted(tiny.converted(), workplace, tmp_path)
-    comparison, findings = tiny.findings(original_run, other)
-    assert findings == []
-    assert len(comparison.steps) == 9
-    assert comparison.original.files().keys() == comparison.converted.files().keys() == {"net.pt"}

@@ -7,12 +7,10 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tiny
-import torch
 
-from dp2ddp.verify.compare import printed, saved
+from dp2ddp.verify.compare import printed
 from dp2ddp.verify.run import runs, scratch
 from dp2ddp.verify.run.run_options import Task
 from dp2ddp.verify.start import client
@@ -40,20 +38,6 @@ def test_a_script_overwrites_only_its_own_copies(tmp_path: Path) -> None:
     assert {name: (here / name).read_text() for name in files} == files
     assert set(run.files()) == {"log.txt", "folder/plain.txt", "net.pt"}
     assert not (run.work / ".git").exists()
-
-
-def test_a_large_folder_is_linked_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scratch, "MOST_FILES", 3)
-    for folder, count in (("large", 4), ("small", 3)):
-        (tmp_path / "here" / folder).mkdir(parents=True)
-        for number in range(count):
-            (tmp_path / "here" / folder / str(number)).touch()
-    scratch.fill(tmp_path / "here" / "work", tmp_path / "here")
-    work = tmp_path / "here" / "work"
-    assert sorted(path.name for path in work.iterdir()) == ["large", "small"]
-    assert (work / "large").is_symlink()
-    assert not (work / "small").is_symlink()
-    assert len(list((work / "small").iterdir())) == 3
 
 
 TIMES = [
@@ -108,26 +92,27 @@ def test_other_numbers_of_a_line_still_are(original: str, converted: str, relati
     assert not line.is_rounding or not whole
 
 
+@pytest.mark.parametrize(
+    ("original", "converted", "places"),
+    [
+        ("loss 0.1234", "loss 0.1236", 2.0),
+        ("loss 0.12", "loss 0.125", 0.5),
+        ("loss 0.5 at 3", "loss 0.5 at 4", 1.0),
+        ("loss nan", "loss 0.5", None),
+        ("loss 0.5", "lost 0.5", None),
+        ("1e-3 done", "2e-3 done", 1.0),
+        ("a", "", None),
+    ],
+)
+def test_printed_numbers_are_compared_in_their_last_place(original: str, converted: str, places: float | None) -> None:
+    (difference,) = printed.differences(original, converted)
+    assert difference.places == (places if places is None else pytest.approx(places))
+
+
 @pytest.mark.parametrize(("converted", "is_rounding"), [("7.676341925422385", True), ("7.676341925433", False)])
 def test_the_last_of_all_digits_are_rounding(converted: str, is_rounding: bool) -> None:
     (line,) = printed.differences("0 7.676341925422383", f"0 {converted}")
     assert line.is_rounding == is_rounding
-
-
-class Meter:
-    """Equal to itself alone, as most objects in checkpoints are."""
-
-    def __init__(self, value: float) -> None:
-        self.history = np.array([value, 0.0])
-        self.best, self.owner = value, self
-
-
-def test_objects_in_checkpoints_are_compared_by_what_they_hold(tmp_path: Path) -> None:
-    for name, value in (("a", 0.5), ("b", 0.5), ("c", 0.75)):
-        torch.save({"meter": Meter(value), "kind": Meter, "epoch": 3}, tmp_path / name)
-    assert list(saved.differences("x.pt", tmp_path / "a", tmp_path / "b")) == []
-    found = {each.where: each.relative for each in saved.differences("x.pt", tmp_path / "a", tmp_path / "c")}
-    assert found == {"meter/history": 0.5, "meter/best": 0.5}
 
 
 def test_pythonpath_leads_to_what_stands_for_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

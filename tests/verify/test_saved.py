@@ -60,9 +60,12 @@ for name, factor in {"one": 1.0, "same": 1.0, "other": 1.5}.items():
     torch.save({"model": model.module, "meter": Meter(factor), "schedule": schedule}, name + "/dict.pt")
 """
 HELPER = """
+import numpy
+
 class Meter:
     def __init__(self, factor):
-        self.total = 3.0 * factor
+        self.total, self.history = 3.0 * factor, numpy.array([factor, 0.0])
+        self.owner, self.kind = self, Meter
 """
 
 
@@ -85,7 +88,7 @@ def test_a_model_of_the_script_s_own_class_is_compared_part_by_part(written: dic
     top = {"whole.pt": "module/", "dict.pt": "model/"}[file]
     expected = {f"{top}head/bias": 0.5, f"{top}history(items)[1]": 0.5}
     if file == "dict.pt":
-        expected |= {"meter/total": 0.5, "schedule/optimizer/param_groups[0]/params[5]": 0.5}
+        expected |= {"meter/total": 0.5, "meter/history": 0.5, "schedule/optimizer/param_groups[0]/params[5]": 0.5}
     assert found == pytest.approx(expected)
     assert "helper" not in set(sys.modules) - before
 
@@ -157,13 +160,18 @@ def test_other_archives_are_compared_file_by_file(tmp_path: Path) -> None:
 
 
 def test_checkpoints_are_compared_leaf_by_leaf(tmp_path: Path) -> None:
-    state = {"model": nn.Linear(2, 2).state_dict(), "epoch": 3, "best": [0.5, float("nan")]}
-    other = {"model": {**state["model"], "bias": state["model"]["bias"] * 1.5}, "epoch": 4, "best": [0.5, float("nan")]}
+    nan = torch.tensor([1.0, float("nan")])
+    odd = {"nan": nan, "turned": nan, "none": torch.zeros(0), "kind": nan, "zeros": torch.zeros(2)}
+    state = {"model": nn.Linear(2, 2).state_dict(), "epoch": 3, "best": [0.5, float("nan")], "odd": odd}
+    other = {**state, "model": {**state["model"], "bias": state["model"]["bias"] * 1.5}, "epoch": 4}
+    other["odd"] = {**odd, "turned": nan.flip(0), "kind": nan.double(), "zeros": torch.ones(2)}
     paths = tmp_path / "a.pt", tmp_path / "b.pt"
     for path, value in zip(paths, (state, other)):
         torch.save(value, path)
     found = {each.where: each.relative for each in saved.differences("net.pt", *paths)}
-    assert found == {"model/bias": pytest.approx(0.5), "epoch": float("inf")}
+    assert found.pop("odd/zeros") > 1
+    infinite = dict.fromkeys(("epoch", "odd/turned", "odd/kind"), float("inf"))
+    assert found == {"model/bias": pytest.approx(0.5), **infinite}
 
 
 def test_a_copy_that_a_script_keeps_of_itself_is_no_difference(tmp_path: Path) -> None:
@@ -187,20 +195,3 @@ def test_text_files_are_compared_by_their_numbers(tmp_path: Path) -> None:
     ]
     paths[1].write_text("epoch,loss\n0,0.52\n")
     assert list(saved.differences("log.csv", *paths)) == []
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs", "expected"),
-    [
-        (torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.5]), 0.1),
-        (torch.tensor([1.0, float("nan")]), torch.tensor([1.0, float("nan")]), 0.0),
-        (torch.tensor([1.0, float("nan")]), torch.tensor([float("nan"), 1.0]), float("inf")),
-        (torch.tensor([1.0, float("inf")]), torch.tensor([1.0, float("inf")]), 0.0),
-        (torch.tensor([1.0]), torch.tensor([1.0], dtype=torch.float64), float("inf")),
-        (torch.zeros(2), torch.ones(2), float("inf")),
-        (torch.tensor([True]), torch.tensor([False]), 1.0),
-        (torch.zeros(0), torch.zeros(0), 0.0),
-    ],
-)
-def test_relative_difference(ours: torch.Tensor, theirs: torch.Tensor, expected: float) -> None:
-    assert saved.relative_difference(ours, theirs) == pytest.approx(expected)

@@ -115,11 +115,6 @@ torch.save(net_d, "whole.pt")
             "nn.DataParallel(D(4, 1))",
             "wrapped models that run, and how often: G (1), D (2)",
         ),
-        (
-            "ddp.wrap_model(D(4, 1))",
-            "D(4, 1)",
-            "wrapped models that run, and how often: G (1), D (2)",
-        ),
         ("loss_d.item(), loss_g", "2 * loss_d.item(), loss_g", "logged line 1: 'Loss_D "),
     ],
 )

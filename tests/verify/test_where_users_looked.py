@@ -107,7 +107,9 @@ def test_one_gpu_draws_other_numbers_and_shows_nothing(verify: Callable[..., Res
 
 
 def test_a_mistake_is_none_of_one_gpu_either(verify: Callable[..., Result]) -> None:
-    script = ONE_GPU.replace("FORWARD", "self.seen += 1; return self.fc(x) * self.seen").replace("LAST", "''")
+    script = ONE_GPU.replace("FORWARD", "self.seen += 1; return self.fc(x) * self.seen").replace(
+        "LAST", "net.module.seen"
+    )
     told = json.loads(verify(script, tiny.converted(script).replace("lr=0.1", "lr=0.2"), "--format", "json").stdout)
     assert (told["verdict"], told["findings"][0]["kind"]) == ("differ", "setting")
 
@@ -121,7 +123,7 @@ def test_batch_norm_over_all_ranks_is_seen_on_a_cpu(verify: Callable[..., Result
 
 
 def test_a_loop_until_a_time_has_passed_ends(verify: Callable[..., Result]) -> None:
-    waits = "begun = time.time()\nwhile time.time() - begun < 4:\n    pass\n"
+    waits = "begun = time.time()\nwhile time.time() - begun < 1.5:\n    pass\n"
     begin = time.monotonic()
     result = verify(tiny.ORIGINAL + waits, None, "--timeout", "60")
     assert (result.exit_code, time.monotonic() - begin < 50) == (0, True), result.output
@@ -156,14 +158,6 @@ def test_lines_that_a_conversion_moves_and_long_values(verify: Callable[..., Res
     result = verify(script, tiny.converted(script) + "print('x' * 100_000)\n")
     assert result.exit_code == 1
     assert len(result.stdout) < 1000
-
-
-def test_a_race_of_the_original_shows_nothing(verify: Callable[..., Result]) -> None:
-    """A pool of two, whose order is chance: here for sure."""
-    result = verify(tiny.ORIGINAL + "import os\nprint('order', os.getpid() * 'x')\n")
-    assert result.exit_code == 4
-    assert result.stdout.startswith("NOT SHOWN the original doesn't do the same twice: printed line 5: ")
-    assert len(result.stdout) < 1500
 
 
 @pytest.mark.parametrize("how", ["'..'", "os.path.join(os.path.dirname(os.path.abspath(__file__)), '..')"])
