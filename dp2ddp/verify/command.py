@@ -37,13 +37,11 @@ def verifying(request: Request) -> Iterator[Verdict]:
         server = stack.enter_context(client.ForkServer(folder, modules))
         both = side_by_side.prepare(request.script, request.converted, allow_ddp=request.allow_ddp)
         from dp2ddp.verify.paired_runs import PairedRuns
-        from dp2ddp.verify.verification import Verification, check_devices
+        from dp2ddp.verify.verification import verified
 
-        check_devices(request.options)
-        options = replace(request.options, foreign=both.foreign or request.options.foreign)
-        pair = PairedRuns(request, folder, server, both)
+        options = replace(request.options, foreign=both.foreign)
         try:
-            verdict = Verification(pair, options, both.notes).verdict()
+            verdict = verified(PairedRuns(request, folder, server, both), options, both.notes)
         except client.ServerEndedError as ended:
             why = "the process that starts the scripts was killed"
             raise BadInput("verify", what=why, todo="is the machine out of memory?") from ended

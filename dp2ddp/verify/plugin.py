@@ -29,7 +29,6 @@ class Compared:
     """
 
     def __init__(self, verdict: Verdict) -> None:
-        assert verdict.comparison is not None
         self.verdict = verdict
         self.original, self.converted = (
             SimpleNamespace(losses=run.losses(), output=run.stdout, files=run.files())

@@ -41,7 +41,7 @@ def show(verdict: Verdict, name: str, *, quiet: bool = False) -> None:
 
 def as_data(verdict: Verdict, name: str) -> dict[str, Any]:
     """The verdict as plain data for `json.dumps`; what is not finite is None. Steps are from 1."""
-    comparison, failure = verdict.comparison, verdict.failure
+    comparison, failure = verdict.compared, verdict.failure
     steps = comparison.steps if comparison else ()
     sides = {"original": comparison.original, "converted": comparison.converted} if comparison else {}
     return {
@@ -65,7 +65,6 @@ def as_data(verdict: Verdict, name: str) -> dict[str, Any]:
 
 
 def _conclusion(verdict: Verdict) -> Iterator[str]:
-    assert verdict.comparison is not None
     if verdict.exit_code == AGREE:
         yield style(agreement(verdict.comparison), bold=True, fg="green")
     for finding in verdict.findings:

@@ -80,9 +80,9 @@ def differences(name: str, original: Path, converted: Path, hide: Hiding = (str,
         return
     for line in printed.differences(hide[0](texts[0]), hide[1](texts[1])):
         if not line.is_rounding:
-            where = f"line {line.line}: {shown(line.original)}, converted {shown(line.converted)}"
-            size = math.inf if line.places is None or line.whole else line.relative
-            yield FileDifference(where, size)
+            yield FileDifference(
+                f"line {line.line}: {shown(line.original)}, converted {shown(line.converted)}", line.size
+            )
 
 
 def _parts(path: Path) -> dict[str, Any] | None:
