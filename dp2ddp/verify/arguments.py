@@ -101,14 +101,13 @@ def verify(
     if find_spec("torch") is None:
         raise BadInput("verify", what="torch is not installed", todo="pip install torch")
     from dp2ddp.verify.command import verifying
-    from dp2ddp.verify.run.run_options import Options, Request
+    from dp2ddp.verify.run.run_options import Options
 
     options = Options(nproc, steps, cuda=device == "cuda", synthetic=synthetic_data, timeout=timeout)
-    request = Request(script, arguments, converted, options, allow_ddp=allow_ddp)
     quiet = terminal.is_quiet()
     with ExitStack() as stack:
         with progress.shown("starting both scripts", wanted=not quiet):
-            verdict = stack.enter_context(verifying(request))
+            verdict = stack.enter_context(verifying(script, arguments, converted, options, allow_ddp=allow_ddp))
         from dp2ddp.verify import report
 
         if form == "json":

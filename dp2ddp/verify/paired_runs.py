@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from dp2ddp.command import progress
 from dp2ddp.verify import failures
 from dp2ddp.verify.compare.comparison import Comparison
 from dp2ddp.verify.run import runs, scratch
-from dp2ddp.verify.run.run_options import Options, Request
+from dp2ddp.verify.run.run_options import Options
 from dp2ddp.verify.run.runs import Run, Running, together
 from dp2ddp.verify.run.side_by_side import SideBySide
 from dp2ddp.verify.start.client import ForkServer
@@ -29,20 +29,20 @@ class PairedRuns:
     """Runs both sides, any number of times.
 
     Args:
-        request: the script and its arguments.
+        script: the original's path.
+        arguments: the script's own.
         folder: where the runs are.
         server: what starts them.
         sides: the files of each side.
     """
 
-    def __init__(self, request: Request, folder: Path, server: ForkServer, sides: SideBySide) -> None:
-        self._script = request.script.resolve()
+    def __init__(
+        self, script: Path, arguments: Sequence[str], folder: Path, server: ForkServer, sides: SideBySide
+    ) -> None:
+        self._script, self._folder, self._server, self._sides = script, folder, server, sides
         # Those that lead out of the current directory as absolute paths: the scripts run elsewhere.
-        leads_out = [text.startswith("..") and os.path.exists(text) for text in request.arguments]
-        self._arguments = [os.path.abspath(each) if out else each for each, out in zip(request.arguments, leads_out)]
-        self._folder = folder.resolve()
-        self._server = server
-        self._sides = sides
+        leads_out = [text.startswith("..") and os.path.exists(text) for text in arguments]
+        self._arguments = [os.path.abspath(each) if out else each for each, out in zip(arguments, leads_out)]
         self.by_own_names = sides.by_own_names
         self._runs = 0
 

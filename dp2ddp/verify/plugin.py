@@ -67,12 +67,12 @@ def dp2ddp_compare() -> Any:
         ) -> Compared:
             __tracebackhide__ = True
             from dp2ddp.verify.command import verifying
-            from dp2ddp.verify.run.run_options import Options, Request
+            from dp2ddp.verify.run.run_options import Options
 
             samples = COUNT if synthetic_data is True else synthetic_data or None
             options = Options(nproc, steps, cuda=device == "cuda", timeout=timeout, synthetic=samples)
             other = None if converted is None else Path(converted)
-            verdict = stack.enter_context(verifying(Request(Path(script), [*map(str, args)], other, options)))
+            verdict = stack.enter_context(verifying(Path(script), [*map(str, args)], other, options))
             failed = verdict.failure
             if failed is not None:
                 pytest.fail(f"{failed.stderr}\nthe {failed.side} script could not run: {failed.reason}", pytrace=False)

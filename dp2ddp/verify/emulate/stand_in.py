@@ -37,15 +37,12 @@ def emulate(replicas: int, recorder: Recorder, *, one_gpu: bool) -> None:
     streams.own_start()
     body: dict[str, Any] = {
         "replicas": replicas,
+        "recorder": recorder,
         "streams": [streams.Stream(rank=rank) for rank in range(replicas)],
-        "run": lambda self, number, replica, args, kwargs: _run(recorder, self.module, number, replica, args, kwargs),
-        "forward": lambda self, *args, **kwargs: _forward(recorder, self, args, kwargs),
         "__module__": _HOMES[-1],
         "__qualname__": "DataParallel",
     }
-    if one_gpu:
-        body["forward"] = lambda self, *args, **kwargs: _whole(recorder, self, args, kwargs)
-    stand_in: Any = type("DataParallel", (EmulatedDataParallel,), body)
+    stand_in: Any = type("DataParallel", (_OneGPU if one_gpu else _Replicas,), body)
 
     def data_parallel(
         module: nn.Module,
@@ -70,42 +67,59 @@ class _Running:
     inside: ClassVar[bool] = False
 
 
-@contextmanager
-def _inside() -> Iterator[None]:
-    _Running.inside = True
-    try:
-        yield
-    finally:
-        _Running.inside = False
+def _inside() -> Any:
+    return mock.patch.object(_Running, "inside", True)
 
 
-def _forward(recorder: Recorder, model: EmulatedDataParallel, args: Any, kwargs: Any) -> Any:
-    if _Running.inside and model.n > 1:
-        raise RuntimeError("a replica on another GPU than the first can't run an nn.DataParallel that is within it")
-    given = [*args, *kwargs.values()]
-    rows = next((each.size(model.dim) for each in given if isinstance(each, torch.Tensor) and each.dim()), 0)
-    if model.n > 1:
-        recorder.split()
-        for each in given:
-            if isinstance(each, (list, tuple)) and len(each) == rows > 1 and not isinstance(each[0], torch.Tensor):
-                recorder.note("lost", "each replica is given all of a list that has an entry for each row of the batch")
-    return EmulatedDataParallel.forward(model, *args, **kwargs)
+class _Replicas(EmulatedDataParallel):
+    """Replicas in turn; what they lose is noted."""
+
+    recorder: ClassVar[Recorder]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if _Running.inside and self.n > 1:
+            raise RuntimeError("a replica on another GPU than the first can't run an nn.DataParallel that is within it")
+        given = [*args, *kwargs.values()]
+        rows = next((each.size(self.dim) for each in given if isinstance(each, torch.Tensor) and each.dim()), 0)
+        if self.n > 1:
+            self.recorder.split()
+            for each in given:
+                if isinstance(each, (list, tuple)) and len(each) == rows > 1 and not isinstance(each[0], torch.Tensor):
+                    self._lose("each replica is given all of a list that has an entry for each row of the batch")
+        return super().forward(*args, **kwargs)
+
+    def run(self, number: int, replica: nn.Module, args: Any, kwargs: Any) -> Any:
+        if _Running.inside:
+            return replica(*args, **kwargs)
+        before = _attributes(replica)
+        with _inside(), cuda.on_device(number):
+            output = self.recorder.forward(self.module, number, replica, replica, args, kwargs)
+        after = _attributes(replica)
+        for name in sorted(key for key, value in after.items() if before.get(key) is not value):
+            self._lose(f"the forward assigns {name}, which stays in the replica")
+        if _has_text(output):
+            self._lose("texts that the forward returns can't be put together")
+        return output
+
+    def _lose(self, what: str) -> None:
+        self.recorder.note("lost", what)
 
 
-def _run(recorder: Recorder, module: nn.Module, number: int, replica: nn.Module, args: Any, kwargs: Any) -> Any:
-    if _Running.inside:
-        return replica(*args, **kwargs)
-    returns = recorder.forward(module, number, (args, kwargs), replica)
-    before = _attributes(replica)
-    with _inside(), cuda.on_device(number):
-        output = replica(*args, **kwargs)
-    after = _attributes(replica)
-    for name in sorted(key for key, value in after.items() if before.get(key) is not value):
-        recorder.note("lost", f"the forward assigns {name}, which stays in the replica")
-    if _has_text(output):
-        recorder.note("lost", "texts that the forward returns can't be put together")
-    returns(output)
-    return output
+class _OneGPU(EmulatedDataParallel):
+    """What one GPU does."""
+
+    recorder: ClassVar[Recorder]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if _Running.inside:
+            return self.module(*args, **kwargs)
+        self.recorder.split()
+        before = streams.Position()
+        with _inside(), _batch_norm_by_rows(self.n):
+            output = self.recorder.forward(self.module, 0, self.module, self.module, args, kwargs)
+        if before.moved:
+            self.recorder.note("drew")
+        return output
 
 
 def _has_text(value: Any) -> bool:
@@ -123,21 +137,6 @@ def _attributes(replica: nn.Module) -> dict[str, Any]:
             held = {**part._buffers, **{key: value for key, value in vars(part).items() if key not in _TORCH_S_OWN}}
             found.update({f"{type(part).__name__}.{key}": value for key, value in held.items()})
     return found
-
-
-def _whole(recorder: Recorder, model: EmulatedDataParallel, args: Any, kwargs: Any) -> Any:
-    """What one GPU does."""
-    if _Running.inside:
-        return model.module(*args, **kwargs)
-    recorder.split()
-    returns = recorder.forward(model.module, 0, (args, kwargs), model.module)
-    before = streams.Position()
-    with _inside(), _batch_norm_by_rows(model.n):
-        output = model.module(*args, **kwargs)
-    if before.moved:
-        recorder.note("drew")
-    returns(output)
-    return output
 
 
 @contextmanager

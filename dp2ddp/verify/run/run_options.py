@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True)
@@ -31,25 +30,6 @@ class Options:
     foreign: bool = False
     one_gpu: bool = False
     timeout: float = 600.0
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to verify.
-
-    Args:
-        script: the original.
-        arguments: the script's own.
-        converted: the converted script; None: convert the original.
-        options: how both run. `float64` is chosen by the verification.
-        allow_ddp: convert a script that can also set up DistributedDataParallel itself.
-    """
-
-    script: Path
-    arguments: Sequence[str] = ()
-    converted: Path | None = None
-    options: Options = field(default_factory=Options)
-    allow_ddp: bool = False
 
 
 @dataclass(frozen=True)

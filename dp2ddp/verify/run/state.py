@@ -6,7 +6,7 @@ import ctypes
 import functools
 import gc
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -67,10 +67,9 @@ def parameters(optimizer: Optimizer) -> list[torch.Tensor]:
 
 
 def gradients(optimizer: Optimizer) -> list[float | None]:
-    """The norm of each parameter's gradient, in float64; None for one that has none."""
-    grads = [param.grad for param in parameters(optimizer)]
-    found = iter(norms([_dense(grad) for grad in grads if grad is not None]))
-    return [None if grad is None else next(found) for grad in grads]
+    """The norm of each parameter's gradient; None for one that has none."""
+    grads = (param.grad for param in parameters(optimizer))
+    return [None if grad is None else norm(_dense(grad)) for grad in grads]
 
 
 def has_gradients(optimizer: Optimizer) -> bool:
@@ -78,12 +77,9 @@ def has_gradients(optimizer: Optimizer) -> bool:
     return any(bool(_dense(param.grad).any()) for param in parameters(optimizer) if param.grad is not None)
 
 
-def norms(tensors: Sequence[torch.Tensor]) -> list[float]:
-    """The tensors' norms, in float64."""
-    if not tensors:
-        return []
-    each = [torch.linalg.vector_norm(tensor.detach().double()) for tensor in tensors]
-    return [float(value) for value in torch.stack([value.cpu() for value in each]).tolist()]
+def norm(tensor: torch.Tensor) -> float:
+    """In float64."""
+    return float(torch.linalg.vector_norm(tensor.detach().double()))
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -107,18 +103,14 @@ def settings(optimizer: Optimizer) -> list[dict[str, Any]]:
             "class": type(optimizer).__name__,
             "parameters": len(group["params"]),
             "trained": sum(param.requires_grad for param in group["params"]),
-            **{name: _setting(value) for name, value in group.items() if name not in _NOT_TOLD},
+            **{
+                name: plain(value, lambda each: repr(type(each)))
+                for name, value in group.items()
+                if name not in _NOT_TOLD
+            },
         }
         for group in optimizer.param_groups
     ]
-
-
-def _setting(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [_setting(item) for item in value]
-    if isinstance(value, torch.Tensor):
-        return value.tolist()
-    return value if isinstance(value, (int, float, str, type(None))) else repr(type(value))
 
 
 def of_loader(loader: DataLoader[Any]) -> dict[str, Any]:
@@ -133,16 +125,13 @@ def of_loader(loader: DataLoader[Any]) -> dict[str, Any]:
     }
 
 
-def plain(index: Any) -> Any:
-    """A batch's sample indices for JSON; what isn't a number (a custom sampler's key) as its repr."""
-    if isinstance(index, torch.Tensor) or type(index).__module__ == "numpy":
-        index = index.tolist()
-    if isinstance(index, (list, tuple)):
-        return [plain(item) for item in index]
-    try:
-        return int(index)
-    except (TypeError, ValueError):
-        return repr(index)
+def plain(value: Any, otherwise: Callable[[Any], str] = repr) -> Any:
+    """A batch's sample indices, or a setting, for JSON; what has no such form (a custom sampler's key) as a text."""
+    if isinstance(value, torch.Tensor) or type(value).__module__ == "numpy":
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [plain(item, otherwise) for item in value]
+    return value if isinstance(value, (int, float, str, type(None))) else otherwise(value)
 
 
 def names(optimizer: Optimizer) -> list[str]:
