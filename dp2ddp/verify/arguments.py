@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -50,11 +49,7 @@ class _Verify(Command):
 @click.argument("arguments", metavar="[-- ARGS]", nargs=-1)
 @click.option("--converted", metavar="FILE", type=click.Path(path_type=Path), help="The converted script, if there is.")
 @click.option("--nproc", type=click.IntRange(1), default=2, show_default=True, help="Replicas, and ranks.")
-@click.option(
-    "--steps",
-    type=click.IntRange(1),
-    help="End both after so many optimizer steps.",
-)
+@click.option("--steps", type=click.IntRange(1), help="End both after so many optimizer steps.")
 @click.option(
     "--device",
     type=click.Choice(["cpu", "cuda"]),
@@ -111,7 +106,7 @@ def verify(
         from dp2ddp.verify import report
 
         if form == "json":
-            click.echo(json.dumps(report.as_data(verdict, script.name), indent=2))
+            click.echo(report.as_json(verdict, script.name))
         if form == "text" or verdict.failure is not None:
             report.show(verdict, script.name, quiet=quiet)
     ctx.exit(verdict.exit_code)

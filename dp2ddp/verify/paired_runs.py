@@ -26,15 +26,7 @@ _PATIENCE = 10.0  # seconds in which the original may fail, too
 
 
 class PairedRuns:
-    """Runs both sides, any number of times.
-
-    Args:
-        script: the original's path.
-        arguments: the script's own.
-        folder: where the runs are.
-        server: what starts them.
-        sides: the files of each side.
-    """
+    """Runs both sides, any number of times, in a folder below `folder` each."""
 
     def __init__(
         self, script: Path, arguments: Sequence[str], folder: Path, server: ForkServer, sides: SideBySide

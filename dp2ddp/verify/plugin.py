@@ -38,10 +38,10 @@ class Compared:
     def assert_same_training(self) -> None:
         """Fail unless both scripts are shown to make the same updates, print the same numbers, write the same files."""
         __tracebackhide__ = True
-        unshown = [f"not shown: {self.verdict.unshown}"] if self.verdict.unshown else []
-        found = [*map(str, self.verdict.findings)] or unshown
-        if found:
-            pytest.fail("\n".join([*found, *(f"note: {note}" for note in self.verdict.notes)]), pytrace=False)
+        if self.verdict.exit_code:
+            unshown = [f"not shown: {self.verdict.unshown}"] if not self.verdict.findings else []
+            notes = [f"note: {note}" for note in self.verdict.notes]
+            pytest.fail("\n".join([*map(str, self.verdict.findings), *unshown, *notes]), pytrace=False)
 
 
 @pytest.fixture

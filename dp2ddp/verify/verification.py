@@ -23,14 +23,11 @@ _OTHER_DRAWS = (
 )
 _OTHER_DRAWS += "original: compare with dropout switched off"
 _NOT_SPLIT = "the original called no nn.DataParallel, so no batch was split: run a part of it that trains the model"
+_NONE_MADE_UP = "--synthetic-data made nothing up: the scripts use none of torchvision's data sets that it knows"
 
 
 def verified(pair: PairedRuns, options: Options, notes: Sequence[str]) -> Verdict:
-    """Run both sides, and judge.
-
-    Args:
-        options: how they run, in the script's precision and with `nn.DataParallel`'s replicas.
-        notes: what a reader has to know about the sides.
+    """Run both sides, and judge. `notes` are what a reader has to know about the sides.
 
     Raises:
         BadInput: fewer GPUs than asked for, or no room for what they write.
@@ -76,7 +73,8 @@ def _judged(pair: PairedRuns, begin: Verdict) -> Verdict:
     found = _in_some_precision(pair, begin)
     ours, options = found.comparison.ours, found.options
     if options.synthetic is not None:
-        found = found.noting(_synthetic(ours.noted["synthetic"]))
+        made = ", ".join(ours.noted["synthetic"])
+        found = found.noting(f"synthetic data: {made}; made-up samples, not the real ones" if made else _NONE_MADE_UP)
     if not ours.steps and not found.comparison.theirs.steps:
         found = found.noting("no optimizer step was taken: only output, files and exit codes were compared")
     if found.findings:
@@ -109,9 +107,11 @@ def _in_some_precision(pair: PairedRuns, begin: Verdict) -> Verdict:
     found = _in_float64(pair, begin, f"in {own} they differ, which may be rounding")
     if isinstance(found, str):
         return first.showing_nothing(f"in {own} they differ ({first.findings[0]}), which may be rounding; {found}")
-    if found.findings and _came_at_once(first.comparison):  # in float64 a script draws other numbers
-        notes = [*found.notes, f"shown is {own}, where both had the same bits up to there"]
-        return replace(first, notes=notes)
+    # By more than a step's rounding, after steps of the same bits: in float64 a script draws other numbers.
+    root = first.findings[0]
+    before = [each.relative for each in first.comparison.steps[: (root.step or 1) - 1]]
+    if found.findings and root.step is not None and not any(before) and root.size > _MORE_THAN_A_STEP_S:
+        return replace(first, notes=[*found.notes, f"shown is {own}, where both had the same bits up to there"])
     return found
 
 
@@ -154,17 +154,3 @@ def _unexplained(verdict: Verdict, twice: Comparison) -> Sequence[Finding]:
     begins = min((each.step for each in twice.training if each.step is not None), default=0)
     sure = STRUCTURE if any(each.kind == "setting" for each in twice.training) else STRUCTURE | {"setting"}
     return [each for each in verdict.findings if each.kind in sure or (each.step is not None and each.step < begins)]
-
-
-def _came_at_once(comparison: Comparison) -> bool:
-    """Whether training parts by more than one step's rounding, after steps of the same bits."""
-    first = comparison.findings[0]
-    before = [each.relative for each in comparison.steps[: (first.step or 1) - 1]]
-    return first.step is not None and not any(before) and first.size > _MORE_THAN_A_STEP_S
-
-
-def _synthetic(datasets: Sequence[str]) -> str:
-    """What to say about data that was made up."""
-    if not datasets:
-        return "--synthetic-data made nothing up: the scripts use none of torchvision's data sets that it knows"
-    return f"synthetic data: {', '.join(datasets)}; made-up samples, not the real ones"

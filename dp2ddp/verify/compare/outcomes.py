@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dp2ddp.verify.compare import printed, saved
@@ -13,7 +12,6 @@ from dp2ddp.verify.compare.saved import ONLY_IN, FileDifference
 
 if TYPE_CHECKING:
     from dp2ddp.verify.compare.comparison import Comparison
-    from dp2ddp.verify.run.runs import Run
 
 _MOST = 5  # files that are told of one by one
 _EVENTS = "events.out.tfevents"  # TensorBoard's files carry times, and the time and process in their names
@@ -33,16 +31,15 @@ def lines(both: Comparison) -> list[LineDifference]:
 
 def files(both: Comparison) -> dict[str, Sequence[FileDifference]]:
     """The files that differ, and where."""
-    one, other = map(_written, (both.original, both.converted))
+    one, other = (
+        {name: path for name, path in run.files().items() if _EVENTS not in name}
+        for run in (both.original, both.converted)
+    )
     found: dict[str, Sequence[FileDifference]] = dict.fromkeys(sorted(one.keys() ^ other.keys()), ())
     for name in sorted(one.keys() & other.keys()):
         places = saved.differences(name, one[name], other[name], (both.original.hide, both.converted.hide))
         found[name] = [each for each in places if each.relative > TOLERANCE]
     return {name: places for name, places in found.items() if places or name not in one or name not in other}
-
-
-def _written(run: Run) -> dict[str, Path]:
-    return {name: path for name, path in run.files().items() if _EVENTS not in name}
 
 
 def structure(both: Comparison) -> Iterator[Finding]:

@@ -31,7 +31,11 @@ _CAUSES = {
 
 def differences(both: Comparison) -> list[Finding]:
     """What makes training differ, the root first; what may follow from it is left out."""
-    found = [finding for check in _CHECKS for finding in check(both)]
+    found = [*batches.differences(both.ours, both.ranks, any_order=both.foreign)]
+    if both.diverged:
+        step = min(len(each.steps) for each in both.ranks) + 1
+        found.insert(0, Finding("diverged", f"the conversion ends: {both.diverged}", "", step))
+    found += [finding for check in _CHECKS for finding in check(both)]
     found.sort(key=lambda finding: finding.step or 0)  # stable: within a step in the order of the checks
     if all(each.relative <= TOLERANCE for each in both.steps) and not any(_ended(both)):
         found = [replace(each, step=None) if each.kind in _SEEN_IN_EVALUATIONS else each for each in found]
@@ -39,23 +43,9 @@ def differences(both: Comparison) -> list[Finding]:
     first: dict[str, Finding] = {}
     for each in found:
         if not first or each.kind in independent:
-            first.setdefault(each.kind, replace(each, at=each.at or _line(both, each.step)))
+            made = both.ours.steps[each.step - 1 :] if each.step else []
+            first.setdefault(each.kind, replace(each, at=each.at or (made[0].at if made else None)))
     return [*first.values()]
-
-
-def _line(both: Comparison, step: int | None) -> str | None:
-    """The original's line that makes a step."""
-    return both.ours.steps[step - 1].at if step is not None and step <= len(both.ours.steps) else None
-
-
-def _diverged(both: Comparison) -> Iterator[Finding]:
-    if both.diverged:
-        step = min(len(each.steps) for each in both.ranks) + 1
-        yield Finding("diverged", f"the conversion ends: {both.diverged}", "", step)
-
-
-def _batches(both: Comparison) -> Iterator[Finding]:
-    yield from batches.differences(both.ours, both.ranks, any_order=both.foreign)
 
 
 def _starts(both: Comparison) -> Iterator[Finding]:
@@ -285,6 +275,6 @@ def _ended(both: Comparison) -> Iterator[Finding]:
 
 #: In the order of a step.
 _CHECKS: Any = (
-    *(_diverged, _batches, _starts, _passed, _settings, _calls, _losses, _kept),
+    *(_starts, _passed, _settings, _calls, _losses, _kept),
     *(_gradients, _ranks, _parameters, _ended),
 )

@@ -38,12 +38,8 @@ def is_checkpoint(path: Path) -> bool:
 def load(path: Path) -> Any:
     """What is in a checkpoint, on the CPU. Raises what `torch.load` raises for a file that is none."""
     # Not weights only, which refuses what the script's own classes are; the reader below takes care.
-    reader: Any = SimpleNamespace(Unpickler=_Unpickler, load=_load, __name__=__name__)
+    reader: Any = SimpleNamespace(Unpickler=_Unpickler, __name__=__name__)
     return torch.load(path, map_location="cpu", weights_only=False, pickle_module=reader)
-
-
-def _load(file: Any, **options: Any) -> Any:
-    return _Unpickler(file, **options).load()
 
 
 class _Kind(type):
@@ -97,6 +93,7 @@ def _placeholder(module: str, name: str) -> Any:
 
 
 def _attribute(owner: Any, name: str) -> Any:
+    """`getattr`, for a class within a class."""
     return getattr(owner, name) if isinstance(owner, _Kind) else _placeholder("builtins", f"getattr.{name}")
 
 
@@ -105,12 +102,16 @@ def _reconstructed(kind: Any, base: Any, state: Any) -> Any:
     return kind() if isinstance(kind, _Kind) else _placeholder("copyreg", "_reconstructor")(kind, base, state)
 
 
+_OURS = {
+    **{(name, "_reconstructor"): _reconstructed for name in ("copyreg", "copy_reg")},
+    **{(name, "getattr"): _attribute for name in ("builtins", "__builtin__")},
+}
+
+
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if name == "_reconstructor" and module in ("copyreg", "copy_reg"):
-            return _reconstructed
-        if name == "getattr" and module in ("builtins", "__builtin__"):  # a class within a class
-            return _attribute
+        if (module, name) in _OURS:
+            return _OURS[module, name]
         kinds = torch.dtype, torch.layout, torch.memory_format
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), kinds)
         if is_dtype or _HARMLESS.fullmatch(f"{module}.{name}"):

@@ -22,11 +22,7 @@ _APART = 7_000_000_000  # ns between the clocks of two ranks, whose times differ
 
 
 class _Clock:
-    """The clock.
-
-    Args:
-        begun, behind: as of `install`.
-    """
+    """The clock; `begun` and `behind` as of `install`."""
 
     def __init__(self, begun: int, behind: int) -> None:
         self.passed = 0

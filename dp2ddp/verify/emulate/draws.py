@@ -41,8 +41,7 @@ class _Draws:
 def install(everywhere: bool = False) -> None:
     """From now on, and for the rest of the process, samples that workers load draw by their index.
 
-    Args:
-        everywhere: without workers, too: for scripts whose ranks don't draw as one process does.
+    Those that are loaded `everywhere` do for scripts whose ranks don't draw as one process does.
     """
     make, start = DataLoader.__init__, dataloader._BaseDataLoaderIter.__init__
     seen: dict[int, tuple[Any, int]] = {}  # by id; the data set is kept, so that no other one gets its id
@@ -51,7 +50,7 @@ def install(everywhere: bool = False) -> None:
     def init(loader: Any, *args: Any, **kwargs: Any) -> None:
         make(loader, *args, **kwargs)
         if loader.worker_init_fn is not None:
-            loader.worker_init_fn = _Start(loader.worker_init_fn)
+            loader.worker_init_fn = partial(_start_worker, loader.worker_init_fn)
 
     def begin(iterator: Any, loader: Any) -> None:
         start(iterator, loader)  # which draws the base seed
@@ -66,16 +65,11 @@ def install(everywhere: bool = False) -> None:
     fetch._MapDatasetFetcher.fetch = _fetch  # type: ignore[method-assign]
 
 
-class _Start:
-    """A `worker_init_fn` of the script's."""
-
-    def __init__(self, begin: Callable[[int], None]) -> None:
-        self._begin = begin
-
-    def __call__(self, number: int) -> None:
-        before = streams.Position()
-        self._begin(number)
-        _Draws.moved = before.moved
+def _start_worker(begin: Callable[[int], None], number: int) -> None:
+    """Calls a `worker_init_fn` of the script's."""
+    before = streams.Position()
+    begin(number)
+    _Draws.moved = before.moved
 
 
 def _work(*arguments: Any) -> None:

@@ -65,17 +65,14 @@ class EmulatedDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ign
         self._own = [Stream(rank=r) for r in range(self.n)] if self.streams is None else []
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Scatter the inputs, run a replica on each chunk, gather their outputs along `dim`.
-
-        Raises:
-            TypeError: outputs of a kind that `nn.DataParallel` doesn't gather either.
-        """
+        """Scatter the inputs, run a replica on each chunk, gather their outputs along `dim`; raises as torch's does."""
         if self.n == 1:
             return self.module(*inputs, **kwargs)
         calls = _calls(inputs, kwargs, self.n, self.dim)
-        replicas = _replicate(self.module, len(calls))
+        with mock.patch.object(_replication, "_broadcast_coalesced_reshape", _broadcast):
+            copies = _replication.replicate(self.module, [*range(len(calls))], detach=not torch.is_grad_enabled())
         outputs = []
-        for number, (stream, replica, (args, named)) in enumerate(zip(self.streams or self._own, replicas, calls)):
+        for number, (stream, replica, (args, named)) in enumerate(zip(self.streams or self._own, copies, calls)):
             with stream, keeping_saved_tensors():
                 outputs.append(self.run(number, replica, args, named))
         with _on_one_device():
@@ -131,12 +128,6 @@ def _together(device: int, dim: int, *outputs: torch.Tensor) -> torch.Tensor:
     if dim == 0 and all(output.dim() == 0 for output in outputs):
         return torch.stack(outputs)
     return torch.cat(outputs, dim)
-
-
-def _replicate(module: nn.Module, count: int) -> list[nn.Module]:
-    with mock.patch.object(_replication, "_broadcast_coalesced_reshape", _broadcast):
-        copies: list[nn.Module] = _replication.replicate(module, [*range(count)], detach=not torch.is_grad_enabled())
-    return copies
 
 
 def _broadcast(tensors: Sequence[torch.Tensor], devices: Sequence[Any], detach: bool = False) -> list[Any]:

@@ -10,7 +10,7 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from dp2ddp_runtime import streams
+from dp2ddp_runtime import nesting, streams
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -97,7 +97,7 @@ class _Replicas(EmulatedDataParallel):
         after = _attributes(replica)
         for name in sorted(key for key, value in after.items() if before.get(key) is not value):
             self._lose(f"the forward assigns {name}, which stays in the replica")
-        if _has_text(output):
+        if nesting.tensors(output, str):
             self._lose("texts that the forward returns can't be put together")
         return output
 
@@ -120,13 +120,6 @@ class _OneGPU(EmulatedDataParallel):
         if before.moved:
             self.recorder.note("drew")
         return output
-
-
-def _has_text(value: Any) -> bool:
-    """Whether there is a text in a value, also in lists, tuples and dictionaries."""
-    if isinstance(value, (list, tuple, dict)):
-        return any(map(_has_text, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, str)
 
 
 def _attributes(replica: nn.Module) -> dict[str, Any]:

@@ -34,17 +34,14 @@ class Options:
 
 @dataclass(frozen=True)
 class Task:
-    """What one process runs and records: a script with its arguments, in a run whose folder is `folder`.
-
-    Args:
-        original: it is the side with `nn.DataParallel`.
-    """
+    """What one process runs and records: a rank's script, or the original, in a run whose folder is `folder`."""
 
     folder: str
     script: str
     arguments: Sequence[str]
     options: Options
     original: bool = False
+    rank: int = 0
 
     def as_text(self) -> str:
         """In one line."""

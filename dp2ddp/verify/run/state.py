@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import gc
 import zlib
@@ -10,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from dp2ddp_runtime import codec
 from torch import nn
 from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
@@ -26,10 +26,8 @@ def sketch(tensor: torch.Tensor) -> list[float]:
     Matias, Szegedy: The space complexity of approximating the frequency moments, 1996; `compare.steps` takes it).
     """
     dense = tensor.detach().cpu().contiguous()
-    # Through the address: without NumPy there is no other way that doesn't go element by element.
-    bytes_ = (ctypes.c_char * (dense.numel() * dense.element_size())).from_address(dense.data_ptr())
     flat = (torch.view_as_real(dense) if dense.is_complex() else dense).flatten().double()
-    return [zlib.crc32(bytes_), *_signed_sums(flat, _SUMS)]
+    return [zlib.crc32(codec.memory(dense)), *_signed_sums(flat, _SUMS)]
 
 
 def sums(tensor: torch.Tensor) -> list[float]:
@@ -135,15 +133,14 @@ def plain(value: Any, otherwise: Callable[[Any], str] = repr) -> Any:
 
 
 def names(optimizer: Optimizer) -> list[str]:
-    """The class of the largest module that holds each of the optimizer's parameters, and what it is called there,
-    without any `module.`: `Net.conv1.weight`.
-
-    The module is looked for among all live objects: nothing in an optimizer leads to it.
-    """
+    """The class of the largest module (of all live ones: no optimizer leads there) that holds each parameter,
+    and what it is called there, without any `module.`: `Net.conv1.weight`."""
     params = parameters(optimizer)
     wanted = {id(param) for param in params}
     found: dict[int, str] = {}
-    for module in _modules_by_size():
+    # By type(), not isinstance(): some objects import half a package when asked for their class.
+    modules = (each for each in gc.get_objects() if issubclass(type(each), nn.Module) and "_modules" in each.__dict__)
+    for module in sorted(modules, key=lambda each: -sum(1 for _ in each.modules())):
         kind = type(getattr(module, "module", module)).__name__
         for name, param in module.named_parameters():
             if id(param) in wanted:
@@ -151,10 +148,3 @@ def names(optimizer: Optimizer) -> list[str]:
         if len(found) == len(wanted):
             break
     return [found.get(id(param), f"parameter {index}") for index, param in enumerate(params)]
-
-
-def _modules_by_size() -> list[nn.Module]:
-    # By type(), not isinstance(): some objects import half a package when asked for their class.
-    modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
-    complete = [module for module in modules if "_modules" in module.__dict__]
-    return sorted(complete, key=lambda module: -sum(1 for _ in module.modules()))

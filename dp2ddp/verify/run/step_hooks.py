@@ -26,17 +26,8 @@ from torch.utils.data import dataloader
 from dp2ddp.verify.run import scratch, state
 
 
-class StepsDone(SystemExit):
-    """Ends a script after the number of optimizer steps that was asked for; not an error."""
-
-
 class Recorder:
-    """Records one process.
-
-    Args:
-        folder: where to write; made if missing.
-        steps: ends the script after so many; None: never.
-    """
+    """Records one process in `folder`, and ends the script after so many `steps`, if a number is given."""
 
     def __init__(self, folder: Path, steps: int | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -85,10 +76,7 @@ class Recorder:
     def forward(self, module: Any, number: int, replica: Any, call: Any, args: Any, kwargs: Any) -> Any:
         """Calls a replica of a wrapped model, and notes with what, in which mode, its buffers, and what it gives.
 
-        Args:
-            number: the replica's.
-            replica: the replica itself, which has the buffers.
-            call: what is called.
+        The replica, with its `number`, has the buffers; `call` is what is called.
         """
         modes = [module.training, sum(part.training for part in module.modules())]
         told = {"model": type(module).__name__, "call": self._calls, "replica": number, "modes": modes}
@@ -96,7 +84,7 @@ class Recorder:
         told["buffers"] = {name: state.norm(each) for name, each in replica.named_buffers() if each.is_floating_point()}
         given = [*map(state.sums, state.tensors_in((args, kwargs)))]
         output = call(*args, **kwargs)
-        self._write("forwards", **told, given=given, returned=[*map(state.sums, state.tensors_in(output))])
+        self._write("forward", **told, given=given, returned=[*map(state.sums, state.tensors_in(output))])
         return output
 
     def watch_replicas(self, kind: Any, rank: int) -> None:
@@ -163,7 +151,7 @@ class Recorder:
         self._write("step", **parameters, settings=settings, gradients=gradients, at=self._at())
         self._step += 1
         if self._steps is not None and self._step >= self._steps:
-            raise StepsDone(0)
+            raise SystemExit(0)
 
     def _parameters(self, optimizer: Optimizer) -> dict[str, Any]:
         index = self._used.index(optimizer)
@@ -188,7 +176,7 @@ class Recorder:
         value = sum(float(tensor.detach().double().sum()) for tensor in given)
         made = enumerate(each() for each in self._made)
         kept = [number for number, each in made if each is not None and state.has_gradients(each)]
-        self._write("losses", value=value, kept=kept, at=self._at())
+        self._write("loss", value=value, kept=kept, at=self._at())
 
     def _on_autocast(self, autocast: Any) -> None:
         if autocast._enabled:

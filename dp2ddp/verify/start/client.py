@@ -43,10 +43,7 @@ class ForkServer:
     ) -> int:
         """Start `run_script` with `arguments`; its output goes to `stdout.txt` and `stderr.txt` in `streams`.
 
-        Returns the process's id.
-
-        Args:
-            fork: from the server, where that may be; a Python of its own otherwise.
+        Returns the process's id. It is the server's fork, where that may be, or a Python of its own.
         """
         files = [str(streams / "stdout.txt"), str(streams / "stderr.txt")]
         pid: int = self._ask({"start": [list(arguments), str(cwd), dict(env), *files, fork]})
@@ -89,11 +86,7 @@ class ForkServer:
 
 
 def environment(moved: Sequence[tuple[Path, Path]] = ()) -> dict[str, str]:
-    """The environment of a run, but for what tells it its place.
-
-    Args:
-        moved: folders of the user's, and what stands for them in the run: `PYTHONPATH` leads to these.
-    """
+    """The environment of a run, but for what tells it its place; `moved` as of `python_path`."""
     found = {**os.environ, "PYTHONPATH": python_path(moved), "OMP_NUM_THREADS": "1"}
     found["PYTHONHASHSEED"] = "0"  # so that the order of a set is the same on both sides
     found.setdefault("DP2DDP_STUCK_AFTER", str(STUCK_AFTER))

@@ -49,21 +49,15 @@ def serve(orders: IO[str], answers: IO[str]) -> list[str] | None:
                 os.execve(sys.executable, [sys.executable, "-m", RUN_SCRIPT, *given], env)
             processes.add(answer)
         else:
-            answer = _exit_code(order["poll"])
-            if answer is not None:
-                processes.remove(order["poll"])  # another process may have this id from now on
+            ended, status = os.waitpid(order["poll"], os.WNOHANG)
+            answer = os.waitstatus_to_exitcode(status) if ended else None
+            processes.discard(ended)  # another process may have this id from now on
         with suppress(BrokenPipeError):  # the end of the orders follows
             print(json.dumps(answer), file=answers, flush=True)
     for pid in processes:
         cleanup.end_group(pid)
     cleanup.end_children()
     return None
-
-
-def _exit_code(pid: int) -> int | None:
-    """Of a process that was started; None as long as it runs. To be asked for until it is known, and no more."""
-    ended, status = os.waitpid(pid, os.WNOHANG)
-    return os.waitstatus_to_exitcode(status) if ended else None
 
 
 def _become(cwd: str, env: Mapping[str, str], out: str, err: str) -> None:
