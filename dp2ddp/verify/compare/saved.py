@@ -7,7 +7,7 @@ import math
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
@@ -87,9 +87,10 @@ def _parts(path: Path) -> dict[str, Any] | None:
     if not zipfile.is_zipfile(path):
         array = _array(path.read_bytes())
         return None if array is None else {"array": array}
-    if unpickle.is_checkpoint(path):
-        return dict(_leaves(unpickle.load(path)))
     with zipfile.ZipFile(path) as archive:
+        names = {PurePosixPath(name).name for name in archive.namelist()}
+        if "data.pkl" in names and "constants.pkl" not in names:  # not TorchScript's, which would be run to be read
+            return dict(_leaves(unpickle.load(path)))
         files = {name: archive.read(name) for name in archive.namelist() if not name.endswith(_OF_CONTENT)}
     arrays = {name: _array(data) for name, data in files.items()}
     return {name: data if arrays[name] is None else arrays[name] for name, data in files.items()}
@@ -157,17 +158,15 @@ def _items(value: Any) -> list[tuple[str, Any]] | None:
     if isinstance(value, Mapping):  # of parameters by their number, as in a state dict
         names = (str(at if isinstance(key, torch.Tensor) else key) for at, key in enumerate(value))
         return [*zip(names, value.values())]
-    if isinstance(value, (list, tuple)):
-        return _indexed("", value)
     if not isinstance(value, Placeholder):
-        return None
+        return _indexed("", value) if isinstance(value, (list, tuple)) else None
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     state = value.state if isinstance(value.state, Mapping) else {"(state)": value.state}
     is_module = state.keys() >= {*_HELD}
     held = [part for name in _HELD for part in state[name].items() if part[1] is not None] if is_module else []
     if is_module and kind.startswith("torch."):
         return held
-    made = [*_indexed("(made from)", value.arguments), *_indexed("(items)", value.items)]
+    made = [*_indexed("(made from)", value.arguments), *_indexed("(items)", value)]
     own = [(str(name), item) for name, item in state.items() if not is_module or not name.startswith("_")]
     return [("(class)", kind), *made, *held, *own]
 

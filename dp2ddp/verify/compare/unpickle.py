@@ -11,8 +11,7 @@ from __future__ import annotations
 import functools
 import pickle
 import re
-import zipfile
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,13 +25,6 @@ _HARMLESS = re.compile(
     r"|storage\.(Untyped|Typed)Storage)|numpy\.(_?core\.multiarray\.(_reconstruct|scalar)|ndarray|dtype"
     r"|dtypes\.\w+DType)"
 )
-
-
-def is_checkpoint(path: Path) -> bool:
-    """Whether a zip file is one of `torch.save`'s; TorchScript's isn't, which would be run to be read."""
-    with zipfile.ZipFile(path) as archive:
-        names = {PurePosixPath(name).name for name in archive.namelist()}
-    return "data.pkl" in names and "constants.pkl" not in names
 
 
 def load(path: Path) -> Any:
@@ -51,22 +43,20 @@ class _Kind(type):
         return _placeholder(cls.__module__, f"{cls.__qualname__}.{name}")
 
 
-class Placeholder(metaclass=_Kind):
-    """An object of a class that isn't here.
+class Placeholder(list[Any], metaclass=_Kind):
+    """An object of a class that isn't here: a list of what was in it, where it was a list or a dictionary.
 
     Attributes:
         arguments: what it was made from.
         state: what its `__dict__` held, or what its class gave pickle instead.
-        items: what was in it, where it is a list, a set or a dictionary.
     """
 
     arguments: Any
     state: Any
-    items: Any
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Placeholder:
         made = super().__new__(cls)
-        made.__dict__.update(arguments=[*args, *([kwargs] if kwargs else [])], state=None, items=[])
+        made.arguments, made.state = [*args, *([kwargs] if kwargs else [])], None
         return made
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -76,15 +66,9 @@ class Placeholder(metaclass=_Kind):
         self.state = state
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self.items.append((key, value))
+        self.append((key, value))
 
-    def append(self, value: Any) -> None:
-        """An element of a list."""
-        self.items.append(value)
-
-    def extend(self, values: Any) -> None:
-        """Elements of a list."""
-        self.items.extend(values)
+    __hash__ = object.__hash__  # type: ignore[assignment]
 
 
 @functools.cache

@@ -56,8 +56,6 @@ class EmulatedDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ign
         nn.Module.__init__(self)
         named = len(device_ids) if isinstance(device_ids, Sequence) and device_ids else self.replicas
         self.n = min(self.replicas, named) if n is None else n
-        if self.n < 1:
-            raise ValueError(f"n must be at least 1, not {self.n}")
         self.dim = dim
         self.module = module
         self.device_ids: list[Any] = list(range(self.n) if device_ids is None else device_ids)
@@ -89,13 +87,10 @@ def _calls(args: Any, kwargs: Any, n: int, dim: int) -> list[Any]:
     How many there are the tensors say. `torch.nn.parallel.scatter_kwargs` counts plain values as well, and then calls
     the last replicas without the batch, which is an error.
     """
-    if not args and not kwargs:
-        return [((), {})]
-    counts = [found for found in (_count_chunks(part, n, dim) for part in (args, kwargs)) if found]
-    total = counts[0] if counts else 1
+    total = _count_chunks((args, kwargs), n, dim) or 1
     with _on_one_device(total):
-        cut = [[*_nesting.scatter(part, [*range(n)], dim)][:total] for part in (args, kwargs)]
-    return [*zip(*([*parts, *([type(part)()] * total)][:total] for part, parts in zip((args, kwargs), cut)))]
+        cut = ([*_nesting.scatter(part, [*range(n)], dim)][:total] or [part] * total for part in (args, kwargs))
+        return [*zip(*cut)]
 
 
 def _count_chunks(value: Any, n: int, dim: int) -> int | None:

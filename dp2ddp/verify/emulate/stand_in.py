@@ -38,11 +38,12 @@ def emulate(replicas: int, recorder: Recorder, *, one_gpu: bool) -> None:
     body: dict[str, Any] = {
         "replicas": replicas,
         "recorder": recorder,
+        "one_gpu": one_gpu,
         "streams": [streams.Stream(rank=rank) for rank in range(replicas)],
         "__module__": _HOMES[-1],
         "__qualname__": "DataParallel",
     }
-    stand_in: Any = type("DataParallel", (_OneGPU if one_gpu else _Replicas,), body)
+    stand_in: Any = type("DataParallel", (_StandIn,), body)
 
     def data_parallel(
         module: nn.Module,
@@ -61,38 +62,34 @@ def emulate(replicas: int, recorder: Recorder, *, one_gpu: bool) -> None:
         vars(importlib.import_module(name))["data_parallel"] = data_parallel
 
 
-class _Running:
-    """Whether a wrapped model's forward runs."""
-
-    inside: ClassVar[bool] = False
-
-
-def _inside() -> Any:
-    return mock.patch.object(_Running, "inside", True)
-
-
-class _Replicas(EmulatedDataParallel):
-    """Replicas in turn; what they lose is noted."""
+class _StandIn(EmulatedDataParallel):
+    """Replicas, of which is noted what they lose; or one GPU."""
 
     recorder: ClassVar[Recorder]
+    one_gpu: ClassVar[bool]
+    inside: ClassVar[bool] = False  # of a wrapped model's forward
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if _Running.inside and self.n > 1:
-            raise RuntimeError("a replica on another GPU than the first can't run an nn.DataParallel that is within it")
-        given = [*args, *kwargs.values()]
-        rows = next((each.size(self.dim) for each in given if isinstance(each, torch.Tensor) and each.dim()), 0)
+        if self.one_gpu:
+            return self._whole(args, kwargs)
         if self.n > 1:
+            if self.inside:
+                raise RuntimeError(
+                    "a replica on another GPU than the first can't run an nn.DataParallel that is within it"
+                )
             self.recorder.split()
-            for each in given:
-                if isinstance(each, (list, tuple)) and len(each) == rows > 1 and not isinstance(each[0], torch.Tensor):
-                    self._lose("each replica is given all of a list that has an entry for each row of the batch")
+            given = [*args, *kwargs.values()]
+            rows = next((each.size(self.dim) for each in given if isinstance(each, torch.Tensor) and each.dim()), 0)
+            lists = (each for each in given if isinstance(each, (list, tuple)) and len(each) == rows > 1)
+            if any(not isinstance(each[0], torch.Tensor) for each in lists):
+                self._lose("each replica is given all of a list that has an entry for each row of the batch")
         return super().forward(*args, **kwargs)
 
     def run(self, number: int, replica: nn.Module, args: Any, kwargs: Any) -> Any:
-        if _Running.inside:
+        if self.inside:
             return replica(*args, **kwargs)
         before = _attributes(replica)
-        with _inside(), cuda.on_device(number):
+        with mock.patch.object(_StandIn, "inside", True), cuda.on_device(number):
             output = self.recorder.forward(self.module, number, replica, replica, args, kwargs)
         after = _attributes(replica)
         for name in sorted(key for key, value in after.items() if before.get(key) is not value):
@@ -104,18 +101,13 @@ class _Replicas(EmulatedDataParallel):
     def _lose(self, what: str) -> None:
         self.recorder.note("lost", what)
 
-
-class _OneGPU(EmulatedDataParallel):
-    """What one GPU does."""
-
-    recorder: ClassVar[Recorder]
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if _Running.inside:
+    def _whole(self, args: Any, kwargs: Any) -> Any:
+        """What one GPU does."""
+        if self.inside:
             return self.module(*args, **kwargs)
         self.recorder.split()
         before = streams.Position()
-        with _inside(), _batch_norm_by_rows(self.n):
+        with mock.patch.object(_StandIn, "inside", True), _batch_norm_by_rows(self.n):
             output = self.recorder.forward(self.module, 0, self.module, self.module, args, kwargs)
         if before.moved:
             self.recorder.note("drew")

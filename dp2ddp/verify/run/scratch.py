@@ -57,9 +57,7 @@ def _holds_python(entry: Path) -> bool:
     """Whether it is a module, or one or a package is among the first that lie in it."""
     if not entry.is_dir() or not os.access(entry, os.R_OK | os.X_OK):
         return entry.suffix == ".py"
-    with os.scandir(entry) as found:
-        first = [*islice(found, MOST_FILES)]
-    return any(each.name.endswith(".py") or os.path.exists(os.path.join(each.path, "__init__.py")) for each in first)
+    return any(each.suffix == ".py" or (each / "__init__.py").is_file() for each in islice(entry.iterdir(), MOST_FILES))
 
 
 def put(work: Path, name: Path, source: Path) -> None:

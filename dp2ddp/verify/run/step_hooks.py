@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import sys
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -24,6 +25,9 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from torch.utils.data import dataloader
 
 from dp2ddp.verify.run import scratch, state
+
+# The modules that call the forward of a wrapped model.
+_RUNNING_REPLICAS = ("dp2ddp_runtime.model", "dp2ddp.verify.emulate.oracle", "torch.nn.parallel.parallel_apply")
 
 
 class Recorder:
@@ -131,12 +135,10 @@ class Recorder:
 
     def _at(self) -> str | None:
         """The script's own line that is running, as `train.py:12`; None where it isn't the script that runs."""
-        frame = sys._getframe(2)
-        while frame is not None and not frame.f_code.co_filename.startswith(self._tops):
-            frame = frame.f_back  # type: ignore[assignment]
-        if frame is None:
-            return None
-        return f"{os.path.relpath(frame.f_code.co_filename, self._work)}:{frame.f_lineno}"
+        for frame, line in traceback.walk_stack(sys._getframe(2)):
+            if frame.f_code.co_filename.startswith(self._tops):
+                return f"{os.path.relpath(frame.f_code.co_filename, self._work)}:{line}"
+        return None
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Before its first step: what the optimizer starts from."""
@@ -170,7 +172,8 @@ class Recorder:
 
     def _on_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
         # Each replica has a loss of its own, and rank 0 has its own alone; a reentrant checkpoint's are no losses.
-        if _is_in_replica() or torch._C._current_graph_task_id() != -1:
+        callers = (frame.f_globals.get("__name__") for frame, _ in traceback.walk_stack(sys._getframe(1)))
+        if torch._C._current_graph_task_id() != -1 or any(name in _RUNNING_REPLICAS for name in callers):
             return
         given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         value = sum(float(tensor.detach().double().sum()) for tensor in given)
@@ -210,14 +213,3 @@ class Recorder:
         iterator._dp2ddp_number, iterator._dp2ddp_taken, iterator._dp2ddp_fetched = self._iterators, 0, deque()
         self._iterators += 1
         self._write("loader", iterator=iterator._dp2ddp_number, made_with=iterator._dp2ddp_loader)
-
-
-def _is_in_replica() -> bool:
-    """Whether what runs was called by the forward of a wrapped model."""
-    frame = sys._getframe(2)
-    while frame is not None and frame.f_globals.get("__name__") not in _RUNNING_REPLICAS:
-        frame = frame.f_back  # type: ignore[assignment]
-    return frame is not None
-
-
-_RUNNING_REPLICAS = ("dp2ddp_runtime.model", "dp2ddp.verify.emulate.oracle", "torch.nn.parallel.parallel_apply")
