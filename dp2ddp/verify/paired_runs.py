@@ -18,7 +18,7 @@ from dp2ddp.verify.run.run_options import Options
 from dp2ddp.verify.run.runs import Run, Running, together
 from dp2ddp.verify.run.side_by_side import SideBySide
 from dp2ddp.verify.start.client import ForkServer
-from dp2ddp.verify.verdict import CouldNotRun, Failure
+from dp2ddp.verify.verdict import Failure
 
 _STEP = re.compile(rb'("kind": "step", )?"step": (\d+)')  # how many were made before
 _TAIL = 1 << 16  # bytes
@@ -45,7 +45,7 @@ class PairedRuns:
             second: what runs beside the original: the "converted" script, or the original "again".
 
         Raises:
-            CouldNotRun: a side failed, or made no step.
+            Failure: a side failed, or made no step.
         """
         self._runs += 1
         folder = self._folder / str(self._runs)
@@ -56,10 +56,10 @@ class PairedRuns:
         try:
             found = Comparison(one, other, **asked, diverged=self.by_own_names(failures.divergence(other)))
         except FileNotFoundError as missing:
-            raise CouldNotRun(Failure(second, f"nothing was recorded ({missing})", other.stderr)) from missing
+            raise Failure(second, f"nothing was recorded ({missing})", other.stderr) from missing
         if one.exit_code and not found.ours.steps:  # wrong arguments, for one: nothing was compared
             reason = f"exit code {one.exit_code} before the first optimizer step"
-            raise CouldNotRun(Failure("original", reason, one.stderr))
+            raise Failure("original", reason, one.stderr)
         return found
 
     def _run(self, places: Mapping[str, Path], options: Options) -> Mapping[str, Run]:
@@ -73,7 +73,7 @@ class PairedRuns:
             if found:  # of what fails on both sides, the original is told of
                 failed.append(time.monotonic())
                 if "original" in done or failed[-1] - failed[0] > _PATIENCE:
-                    raise CouldNotRun(found[0])
+                    raise found[0]
 
         with ExitStack() as running:
             started: dict[str, Running] = {}
@@ -84,7 +84,7 @@ class PairedRuns:
                         together({side: started[side]}, look)
                 together({side: each for side, each in started.items() if side not in done}, look)
             except subprocess.TimeoutExpired as late:
-                raise CouldNotRun(failures.timed_out(str(late.cmd), late.timeout, places, self._sides)) from late
+                raise failures.timed_out(str(late.cmd), late.timeout, places, self._sides) from late
         return done
 
     def _start(self, side: str, folder: Path, options: Options) -> Running:

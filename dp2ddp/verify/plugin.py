@@ -48,10 +48,8 @@ class Compared:
 def dp2ddp_compare() -> Any:
     """Runs a DataParallel script and its conversion side by side: `dp2ddp_compare("train.py", nproc=2, steps=50)`.
 
-    Arguments: `args`, the script's own; `converted`, the converted script, if there is one; `nproc`, replicas and
-    ranks; `steps`, after how many optimizer steps both end; `device`, "cpu" or "cuda"; `timeout` in seconds;
-    `synthetic_data`, True or a number of samples, to fill torchvision's data sets with made-up ones. Returns a
-    `Compared`, whose files are there until the test ends. Fails the test where a side can't run, with its traceback.
+    The arguments are `dp2ddp verify`'s options; `args` are the script's own. `synthetic_data` may be True or a number
+    of samples. Returns a `Compared`, whose files are there until the test ends. Fails the test where a side can't run.
     """
     with ExitStack() as stack:
 

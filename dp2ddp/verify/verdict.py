@@ -13,8 +13,8 @@ AGREE, DIFFER, FAILED, NOT_SHOWN = 0, 1, 2, 4  # 3 is a mistake in dp2ddp
 NAMES = {AGREE: "agree", DIFFER: "differ", FAILED: "could not run", NOT_SHOWN: "not shown"}
 
 
-@dataclass(frozen=True)
-class Failure:
+@dataclass(eq=False)
+class Failure(Exception):  # noqa: N818 - the user's script failed, not this program
     """A side that could not run.
 
     Attributes:
@@ -70,11 +70,3 @@ class Verdict:
     def showing_nothing(self, why: str, but: Sequence[Finding] = ()) -> Verdict:
         """The verdict where nothing is shown, `but` some findings."""
         return replace(self, findings=but, unshown=why)
-
-
-class CouldNotRun(Exception):  # noqa: N818 - the user's script failed, not this program
-    """A side could not run."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.reason)
-        self.failure = failure

@@ -13,7 +13,7 @@ from dp2ddp.verify.compare.finding import NUMBERS, STRUCTURE, Finding
 from dp2ddp.verify.failures import warnings
 from dp2ddp.verify.paired_runs import PairedRuns
 from dp2ddp.verify.run.run_options import Options
-from dp2ddp.verify.verdict import AGREE, DIFFER, CouldNotRun, Verdict
+from dp2ddp.verify.verdict import AGREE, DIFFER, Failure, Verdict
 
 _SAME_TWICE = "Seed what it draws from, or switch off what depends on time, threads or the system's random numbers"
 _MORE_THAN_A_STEP_S = 1e-4  # relative: rounding
@@ -38,8 +38,8 @@ def verified(pair: PairedRuns, options: Options, notes: Sequence[str]) -> Verdic
         raise BadInput("--device cuda", what=what, todo="without it the CPU stands in for them")
     try:
         found = _by_replicas(pair, Verdict(options, notes=notes))
-    except CouldNotRun as stopped:
-        return Verdict(options, notes=notes, failure=stopped.failure)
+    except Failure as stopped:
+        return Verdict(options, notes=notes, failure=stopped)
     said = warnings(found.comparison.original.stderr, found.comparison.converted.output(0, "stderr"))
     return replace(found, warnings=[pair.by_own_names(each) for each in said])
 
@@ -52,19 +52,19 @@ def _by_replicas(pair: PairedRuns, begin: Verdict) -> Verdict:
 
     try:
         found = _judged(pair, begin)
-    except CouldNotRun as stopped:
-        if not stopped.failure.in_replicas:
+    except Failure as stopped:
+        if not stopped.in_replicas:
             raise
         try:
-            return by_one_gpu(f"the original fails in nn.DataParallel's replicas ({stopped.failure.reason})")
-        except CouldNotRun as again:
-            raise (stopped if again.failure.side == "original" else again) from again
+            return by_one_gpu(f"the original fails in nn.DataParallel's replicas ({stopped.reason})")
+        except Failure as again:
+            raise (stopped if again.side == "original" else again) from again
     lost = found.comparison.ours.noted["lost"]
     if found.exit_code == AGREE or not lost:
         return found
     try:
         other = by_one_gpu(f"with nn.DataParallel {lost[0]}")
-    except CouldNotRun:
+    except Failure:
         return found
     return found if other.exit_code == DIFFER else other
 
@@ -119,10 +119,10 @@ def _in_float64(pair: PairedRuns, begin: Verdict, why: str) -> Verdict | str:
     """Compare in float64; where the script doesn't compute in it, why."""
     try:
         found = _once(pair, begin, replace(begin.options, float64=True))
-    except CouldNotRun as stopped:
+    except Failure as stopped:
         if begin.options.one_gpu:
             raise
-        return f"in float64 the {stopped.failure.side} script fails: {stopped.failure.reason}"
+        return f"in float64 the {stopped.side} script fails: {stopped.reason}"
     ours = found.comparison.ours
     dtypes = [getattr(torch, slot.dtype) for step in ours.steps[:1] for slot in step.slots]
     if any(dtype.is_floating_point and dtype.itemsize < 8 for dtype in dtypes):
@@ -136,8 +136,8 @@ def _beside_itself(pair: PairedRuns, verdict: Verdict) -> Verdict:
     options = replace(verdict.options, steps=verdict.findings[0].step or verdict.options.steps)
     try:
         twice = pair.compared(options, second="again")
-    except CouldNotRun as stopped:
-        return verdict.noting(f"whether the original does the same twice isn't known: {stopped.failure.reason}")
+    except Failure as stopped:
+        return verdict.noting(f"whether the original does the same twice isn't known: {stopped.reason}")
     own = twice.findings
     shown = _unexplained(verdict, twice) if own else verdict.findings
     if len(shown) == len(verdict.findings):

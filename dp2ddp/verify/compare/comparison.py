@@ -44,6 +44,12 @@ class Comparison:
         self.lines = outcomes.lines(self)
         self.files = outcomes.files(self)
 
+    def hide(self, text: str) -> str:
+        """`text` without the paths of the runs' folders, which the scripts don't have from the user."""
+        for run in (self.original, self.converted):
+            text = text.replace(str(run.folder.resolve()), "")
+        return text
+
     @property
     def worst(self) -> float:
         """The largest difference of a parameter."""

@@ -25,7 +25,7 @@ def lines(both: Comparison) -> list[LineDifference]:
     silent = 1 if both.foreign else len(other.exit_codes)  # that others print is told by itself
     texts = [(one.stdout, other.stdout), *(("", other.output(rank, "stdout")) for rank in range(1, silent))]
     a, b = ("\n".join(map(str, run.noted["logged"])) for run in (both.ours, both.theirs))
-    found = (line for a, b in [*texts, (a, b)] for line in printed.differences(one.hide(a), other.hide(b)))
+    found = (line for a, b in [*texts, (a, b)] for line in printed.differences(both.hide(a), both.hide(b)))
     return [line for line in found if not line.is_rounding]
 
 
@@ -37,7 +37,7 @@ def files(both: Comparison) -> dict[str, Sequence[FileDifference]]:
     )
     found: dict[str, Sequence[FileDifference]] = dict.fromkeys(sorted(one.keys() ^ other.keys()), ())
     for name in sorted(one.keys() & other.keys()):
-        places = saved.differences(name, one[name], other[name], (both.original.hide, both.converted.hide))
+        places = saved.differences(name, one[name], other[name], both.hide)
         found[name] = [each for each in places if each.relative > TOLERANCE]
     return {name: places for name, places in found.items() if places or name not in one or name not in other}
 

@@ -71,14 +71,9 @@ def _difference(line: int, ours: str | None, theirs: str | None) -> LineDifferen
     is_alike = ours is not None and theirs is not None and NUMBER.split(texts[0]) == NUMBER.split(texts[1])
     if not is_alike or not all(a.is_finite() and b.is_finite() for a, b in pairs):
         return LineDifference(line, ours, theirs, None)
-    places = max((_units_apart(a, b) for a, b in pairs), default=0.0)
+    # In units of the last digit of the one with fewer.
+    units = [Decimal(1).scaleb(max(int(each.as_tuple().exponent) for each in pair)) for pair in pairs]
+    places = max((float(abs(a - b) / unit) for (a, b), unit in zip(pairs, units)), default=0.0)
     whole = any(a.as_tuple().exponent == b.as_tuple().exponent == 0 for a, b in pairs)
     relative = max((float(abs(a - b) / abs(a)) if a else math.inf for a, b in pairs), default=0.0)
     return LineDifference(line, ours, theirs, places, whole, relative)
-
-
-def _units_apart(a: Decimal, b: Decimal) -> float:
-    """How far apart two printed numbers are, in units of the last digit of the one with fewer."""
-    exponents = (a.as_tuple().exponent, b.as_tuple().exponent)
-    unit = Decimal(1).scaleb(max(exponent for exponent in exponents if isinstance(exponent, int)))
-    return float(abs(a - b) / unit)

@@ -17,8 +17,7 @@ from dp2ddp.verify.compare.finding import shown
 from dp2ddp.verify.compare.steps import negligible
 from dp2ddp.verify.compare.unpickle import Placeholder
 
-#: What takes out of the original's and the converted run's texts what isn't to be compared.
-Hiding = tuple[Callable[[str], str], Callable[[str], str]]
+Hiding = Callable[[str], str]  # takes out of a text what isn't to be compared
 ONLY_IN = " (only in the "
 _OF_CONTENT = ".data/serialization_id"  # a checksum of the other files
 _NUMPY = b"\x93NUMPY"
@@ -47,7 +46,7 @@ def relative_difference(ours: torch.Tensor, theirs: torch.Tensor, least: float =
         return math.inf
     if torch.equal(ours, theirs):
         return 0.0
-    a, b = _wide(ours), _wide(theirs)
+    a, b = ((torch.view_as_real(each) if each.is_complex() else each).detach().double() for each in (ours, theirs))
     if not torch.equal(a.isnan(), b.isnan()):
         return math.inf
     apart = torch.where((a == b) | a.isnan(), 0.0, a - b)
@@ -56,11 +55,7 @@ def relative_difference(ours: torch.Tensor, theirs: torch.Tensor, least: float =
     return 0.0 if not difference else difference / scale if scale and math.isfinite(difference) else math.inf
 
 
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).detach().double()
-
-
-def differences(name: str, original: Path, converted: Path, hide: Hiding = (str, str)) -> Iterator[FileDifference]:
+def differences(name: str, original: Path, converted: Path, hide: Hiding = str) -> Iterator[FileDifference]:
     """Where two files of one name differ, by more than the rounding of a text's numbers."""
     data = converted.read_bytes()
     if original.read_bytes() == data or (name.endswith(".py") and b"dp2ddp_runtime" in data):
@@ -74,7 +69,7 @@ def differences(name: str, original: Path, converted: Path, hide: Hiding = (str,
     except UnicodeDecodeError:
         yield FileDifference("bytes")
         return
-    for line in printed.differences(hide[0](texts[0]), hide[1](texts[1])):
+    for line in printed.differences(*map(hide, texts)):
         if not line.is_rounding:
             yield FileDifference(
                 f"line {line.line}: {shown(line.original)}, converted {shown(line.converted)}", line.size
@@ -117,7 +112,7 @@ def _by_part(ours: Mapping[str, Any], theirs: Mapping[str, Any], hide: Hiding) -
             continue
         one, other = ours[key], theirs[key]
         if isinstance(one, str) and isinstance(other, str):
-            one, other = hide[0](one), hide[1](other)
+            one, other = hide(one), hide(other)
         relative = _leaf_difference(one, other, least)
         if relative:
             is_tensor = isinstance(one, torch.Tensor)

@@ -112,19 +112,19 @@ def _call(both: Comparison, one: Event, other: Event) -> Finding | None:
         return Finding("mode", what, f"`model.{missing}()` is left out there", step)
     if both.any_rows:
         return None
-    size = _apart(one.given, other.given)
-    if size > TOLERANCE:
-        what = f"what {model} is given{on} differs by {size:.1e}, of the same samples"
-        return Finding("input", what, "they are augmented, transformed or drawn otherwise", step, size=size)
-    sizes = {name: relative(one.buffers[name], other.buffers[name]) for name in one.buffers if name in other.buffers}
-    name = max(sizes, key=lambda each: sizes[each], default="")
-    if name and sizes[name] > TOLERANCE:
-        norms = f"its norm is {shown(one.buffers[name])}, converted {shown(other.buffers[name])}"
-        return Finding("buffer", f"{model} runs{on} with another {name}: {norms}", "", step, size=sizes[name])
-    size = _apart(one.returned, other.returned)
-    if size > TOLERANCE:
-        what = f"what {model} returns{on} differs by {size:.1e}, given the same"
-        return Finding("output", what, "other weights or layers, or other random numbers (dropout)", step, size=size)
+    given, returned = _apart(one.given, other.given), _apart(one.returned, other.returned)
+    norms = {name: (norm, other.buffers[name]) for name, norm in one.buffers.items() if name in other.buffers}
+    name = max(norms, key=lambda each: relative(*norms[each]), default="")
+    a, b = norms.get(name, (0.0, 0.0))
+    drawn = "they are augmented, transformed or drawn otherwise"
+    made = "other weights or layers, or other random numbers (dropout)"
+    for kind, what, cause, size in (
+        ("input", f"what {model} is given{on} differs by {given:.1e}, of the same samples", drawn, given),
+        ("buffer", f"{model} runs{on} with another {name}: its norm is {a:.6g}, converted {b:.6g}", "", relative(a, b)),
+        ("output", f"what {model} returns{on} differs by {returned:.1e}, given the same", made, returned),
+    ):
+        if size > TOLERANCE:
+            return Finding(kind, what, cause, step, size=size)
     return None
 
 
@@ -148,7 +148,7 @@ def _losses(both: Comparison) -> Iterator[Finding]:
             return
         if size > TOLERANCE:
             factor = _common_factor([(a.value, b) for a, b in zip(ours, theirs) if a.step == loss.step])
-            if not factor or factor != _common_factor(_norms(both, loss.step), factor):
+            if not factor or factor != _gradients_factor(both, loss.step, factor):
                 factor = None
             what = f"the loss given to backward is {shown(loss.value)}, converted {shown(other)}"
             yield Finding("loss", what, times("the loss is", factor), loss.step + 1, None, size, loss.at, factor)
@@ -208,27 +208,28 @@ def _gradients(both: Comparison) -> Iterator[Finding]:
     for number, (one, other) in enumerate(zip(both.ours.steps, both.theirs.steps)):
         if len(one.gradients) != len(other.gradients):
             continue  # other parameters, which is told by itself
-        pairs = [(a or 0.0, b or 0.0) for a, b in zip(one.gradients, other.gradients)]
-        least = negligible(a for a, _ in pairs)
+        pairs, least = _norms(both, number)
         sizes = [relative(a, b, least) for a, b in pairs]
         worst = max(range(len(sizes)), key=sizes.__getitem__, default=None)
         if worst is not None and sizes[worst] > TOLERANCE:
-            factor = _common_factor(_norms(both, number))
+            factor = _gradients_factor(both, number)
             name, (a, b) = one.slots[worst].name, pairs[worst]
-            what, cause = (
-                f"the gradient of {name} has norm {shown(a)}, converted {shown(b)}",
-                times("all gradients are", factor),
-            )
+            what = f"the gradient of {name} has norm {shown(a)}, converted {shown(b)}"
+            cause = times("all gradients are", factor)
             yield Finding("gradient", what, cause, number + 1, name, sizes[worst], None, factor)
             return
 
 
-def _norms(both: Comparison, step: int) -> list[tuple[float, float]]:
-    """The gradients' norms in step `step` (from 0) on both sides, but for those that may be rounding alone."""
+def _norms(both: Comparison, step: int) -> tuple[list[tuple[float, float]], float]:
+    """The gradients' norms in step `step` (from 0) on both sides, and up to where they may be rounding alone."""
     gradients = [run.steps[step].gradients if step < len(run.steps) else () for run in (both.ours, both.theirs)]
     pairs = [(a or 0.0, b or 0.0) for a, b in zip(*gradients)]
-    least = negligible(a for a, _ in pairs)
-    return [pair for pair in pairs if max(pair) > least]
+    return pairs, negligible(a for a, _ in pairs)
+
+
+def _gradients_factor(both: Comparison, step: int, first: float | None = None) -> float | None:
+    pairs, least = _norms(both, step)
+    return _common_factor([pair for pair in pairs if max(pair) > least], first)
 
 
 def _common_factor(pairs: Sequence[tuple[float, float]], first: float | None = None) -> float | None:

@@ -1,9 +1,8 @@
 """Read what a script saved whole, without the script, and without running anything that the file names.
 
-`torch.save(model, path)` pickles a reference to the model's class, which lives in the script (`__main__`), in a module
-beside it, or in a library. None is imported here: objects of classes become placeholders that keep what was in them.
-What a script wrote may be a copy of a file that it fetched, so a pickle is trusted with nothing: only what makes
-tensors, arrays and plain containers is called.
+`torch.save(model, path)` pickles a reference to the model's class. None is imported here: objects of classes become
+placeholders that keep what was in them. What a script wrote may be a copy of a file that it fetched, so a pickle is
+trusted with nothing: only what makes tensors, arrays and plain containers is called.
 """
 
 from __future__ import annotations

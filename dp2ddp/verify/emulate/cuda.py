@@ -1,10 +1,7 @@
 """A stand-in for `torch.cuda` on machines without a GPU: N devices, all of which are the CPU.
 
-A script that says `.cuda()`, `"cuda:0"` or `torch.device("cuda")` goes on as on a GPU machine: a `torch.device` keeps
-the type that the script gave it, and whatever is to be put there is put on the CPU.
-
-What `tensor.is_cuda` answers isn't followed tensor by tensor: to the script all say yes. A converted script and its
-original then agree on every guard of that kind.
+A `torch.device` keeps the type that the script gave it, and whatever is to be put there is put on the CPU. To scripts
+all tensors say that they are on a GPU: a converted script and its original then agree on every guard of that kind.
 """
 
 from __future__ import annotations

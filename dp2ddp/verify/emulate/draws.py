@@ -1,10 +1,8 @@
 """What a sample draws is made a function of the sample: it doesn't matter which worker of which rank loads it.
 
-Worker processes have random numbers of their own, in the original as in its conversion, and their numbers have no
-meaning beyond that: which of them loads which batch is chance, or the number of ranks. So in workers every sample is
-loaded with generators that are seeded from its index and from how often its data set was gone through, on both sides.
-Then both sides train on the same samples, and what differs is a difference. (Without workers samples draw from the
-script's own stream, whose numbers are compared as they are.)
+Which worker loads which batch is chance, or the number of ranks. So in workers every sample is loaded with generators
+that are seeded from its index and from how often its data set was gone through, on both sides: both train on the same
+samples. (Without workers samples draw from the script's own stream, whose numbers are compared as they are.)
 """
 
 from __future__ import annotations
@@ -84,12 +82,12 @@ def _fetch(fetcher: Any, order: Any) -> Any:
     if _Draws.passes is None:
         return _fetch_as_it_is(fetcher, order)
     generators = streams.generators_in(dataset)
+    several = getattr(dataset, "__getitems__", None)
+    one = (lambda index: several([index])[0]) if several else dataset.__getitem__
     if not fetcher.auto_collation:
         data = _seeded(generators, order, lambda: dataset[order])
-    elif getattr(dataset, "__getitems__", None):
-        data = [_seeded(generators, index, partial(dataset.__getitems__, [index]))[0] for index in order]
     else:
-        data = [_seeded(generators, index, partial(dataset.__getitem__, index)) for index in order]
+        data = [_seeded(generators, index, partial(one, index)) for index in order]
     # A collate_fn that draws is given the whole batch on every rank.
     batch = [*map(_plain, order)] if fetcher.auto_collation else order
     return _seeded(generators, ("batch", batch), lambda: fetcher.collate_fn(data))

@@ -28,12 +28,8 @@ _replication: Any = import_module("torch.nn.parallel.replicate")
 class EmulatedDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ignore]
     """Stands in for `nn.DataParallel`, with `n` replicas that run one after the other.
 
-    Args:
-        module: the module to run. Anything else (old scripts wrap their optimizer) is only held as `.module`.
-        device_ids: kept as given; the number of replicas doesn't depend on it.
-        output_device: kept as given.
-        dim: the dimension along which inputs are split, in `torch.chunk`'s sizes, and outputs concatenated.
-        n: the number of replicas; the class attribute `replicas` by default.
+    There are as many as `device_ids`, but no more than the class attribute `replicas`, or `n`. A `module` that is none
+    (old scripts wrap their optimizer) is only held as `.module`.
 
     Each replica has copies of the buffers (replica 0 has the originals, so only its updates in place are kept), sees
     the parameters as non-leaf tensors, and draws random numbers from its own stream, seeded as rank r's of a

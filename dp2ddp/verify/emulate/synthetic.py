@@ -1,11 +1,7 @@
 """What a script sees in place of torchvision's data sets: the same classes, filled with made-up samples.
 
-The classes themselves are changed, so whatever a script does with them goes on: names imported from anywhere,
-subclasses, `isinstance`, transforms, `repr`. Objects hold their samples, so worker processes need nothing of this,
-however they are started.
-
-Images are noise, which trains as well as any for a comparison. It comes from its split alone; no global generator is
-drawn from.
+The classes themselves are changed, so whatever a script does with them goes on: subclasses, `isinstance`, transforms.
+Objects hold their samples, so worker processes need nothing of this. Images are noise, which comes from their split.
 """
 
 from __future__ import annotations

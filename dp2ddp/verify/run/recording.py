@@ -46,7 +46,6 @@ class Recording:
             opened to write). "logged": each line that the script logged.
     """
 
-    folder: Path
     starts: dict[int, Event] = field(default_factory=dict)
     steps: list[Event] = field(default_factory=list)
     losses: list[Event] = field(default_factory=list)
@@ -63,7 +62,7 @@ class Recording:
 
 def read(folder: Path) -> Recording:
     """The recording in `folder`. Raises `FileNotFoundError` where nothing was recorded."""
-    found = Recording(folder)
+    found = Recording()
     lists = {"step": found.steps, "loss": found.losses, "forward": found.forwards}
     known: dict[tuple[str, int], Any] = {}  # of each optimizer, what is written where it changes
     with (folder / "events.jsonl").open("rb") as file:

@@ -1,8 +1,7 @@
 """Run a script as `__main__` and record it: `python -m dp2ddp.verify.run.run_script PARENT TASK` (an `options.Task`).
 
-It ends when the process PARENT does. The recording (see `hooks`) goes to `rank<r>` in the run's folder, r being
-0 for the original. The script is run as Python runs it: same `sys.argv`, `sys.path[0]`, working
-directory, output and exit code.
+It ends when the process PARENT does. The recording (see `step_hooks`) goes to `rank<r>` in the run's folder. The script
+is run as Python runs it: same `sys.argv`, `sys.path[0]`, working directory, output and exit code.
 """
 
 from __future__ import annotations

@@ -63,10 +63,6 @@ class Run:
         """What rank `rank` wrote to `stream` ("stdout" or "stderr")."""
         return (self.folder / f"rank{rank}" / f"{stream}.txt").read_text(errors="replace")
 
-    def hide(self, text: str) -> str:
-        """`text` without the path of this run's folder, which the script doesn't have from the user."""
-        return text.replace(str(self.folder.resolve()), "")
-
     def recordings(self) -> list[Recording]:
         """Each rank's recording. Raises `FileNotFoundError` where a process didn't get that far.
 

@@ -107,14 +107,6 @@ def protect(folder: Path, wrote: Callable[[Any], object] = lambda path: None) ->
             if is_write:
                 begin(path)
 
-    sys.addaudithook(hook)
-    _protect_from_save(begin)
-
-
-def _protect_from_save(begin: Callable[[Any], None]) -> None:
-    import torch
-    from dp2ddp_runtime import checkpoint
-
     def detaching(save: Callable[..., None]) -> Callable[..., None]:
         def detached(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
             begin(f)
@@ -122,6 +114,10 @@ def _protect_from_save(begin: Callable[[Any], None]) -> None:
 
         return detached
 
+    import torch
+    from dp2ddp_runtime import checkpoint
+
+    sys.addaudithook(hook)
     torch.save = detaching(torch.save)
     # It follows a link before torch sees a name. Within `ddp.save`, which looks from which line it is called.
     checkpoint._save_whole = detaching(checkpoint._save_whole)

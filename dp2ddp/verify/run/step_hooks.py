@@ -1,8 +1,7 @@
 """Hooks that write down what a training script does, without changing it.
 
-A recording is a folder with `events.jsonl`: one JSON object a line, in the order in which things happened. Of
-parameters a few numbers are kept (`state.sketch`). It is written as the script goes, so a script that is killed leaves
-what it did so far. `recording` reads it.
+A recording is a folder with `events.jsonl`: one JSON object a line, written as things happen. Of parameters a few
+numbers are kept (`state.sketch`). `recording` reads it.
 """
 
 from __future__ import annotations

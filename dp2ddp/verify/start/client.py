@@ -46,8 +46,7 @@ class ForkServer:
         Returns the process's id. It is the server's fork, where that may be, or a Python of its own.
         """
         files = [str(streams / "stdout.txt"), str(streams / "stderr.txt")]
-        pid: int = self._ask({"start": [list(arguments), str(cwd), dict(env), *files, fork]})
-        return pid
+        return int(self._ask({"start": [list(arguments), str(cwd), dict(env), *files, fork]}))
 
     def poll(self, pid: int) -> int | None:
         """The exit code of a process that was started (-n: signal n ended it); None as long as it runs.

@@ -16,7 +16,7 @@ import multiprocessing.process
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, NoReturn
@@ -84,11 +84,13 @@ def _entries(env: Mapping[str, str]) -> list[str]:
     return [entry for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry]
 
 
-def _run_to_the_end(main: Callable[[], None]) -> NoReturn:
-    """Call `main`, and end as Python does (files that stay open are written), but take nothing apart that is shared."""
+def _run_to_the_end(given: list[str]) -> NoReturn:
+    """Run the script, and end as Python does (open files are written), but take nothing apart that is shared."""
+    from dp2ddp.verify.run import run_script
+
     shared, code = set(map(id, sys.modules.values())), 0
     try:
-        main()
+        run_script.main(given)
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         if code and not isinstance(ended.code, int):
@@ -124,9 +126,7 @@ def main() -> None:
             importlib.import_module(name)
     given = serve(orders, answers)
     if given is not None:
-        from dp2ddp.verify.run import run_script
-
-        _run_to_the_end(lambda: run_script.main(given))
+        _run_to_the_end(given)
     if folder:
         cleanup.remove(Path(folder))
     os._exit(0)  # taking torch apart takes a second
