@@ -22,7 +22,7 @@ LIMITS = {
     "dp2ddp/rewrite": 625,
     "dp2ddp/rules": 1_750,
     "dp2ddp/source": 800,
-    "dp2ddp/verify": 4_750,
+    "dp2ddp/verify": 4_225,
     "runtime/dp2ddp_runtime": 7_625,
     "tests": 1_375,
     "tests/analysis": 650,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -45,23 +45,18 @@ class _Verify(Command):
             ) from error
 
 
+def _one_of(*values: str) -> dict[str, Any]:
+    """An option that takes one of some values, by default the first."""
+    return {"type": click.Choice(values), "default": values[0], "show_default": True}
+
+
 @click.command(help=_VERIFY_HELP, short_help="Run a script and its conversion, and compare.", cls=_Verify)
 @click.argument("script", metavar="SCRIPT", type=click.Path(path_type=Path))
 @click.argument("arguments", metavar="[-- ARGS]", nargs=-1)
 @click.option("--converted", metavar="FILE", type=click.Path(path_type=Path), help="The converted script, if there is.")
 @click.option("--nproc", type=click.IntRange(1), default=2, show_default=True, help="Replicas, and ranks.")
-@click.option(
-    "--steps",
-    type=click.IntRange(1),
-    help="End both after so many optimizer steps.",
-)
-@click.option(
-    "--device",
-    type=click.Choice(["cpu", "cuda"]),
-    default="cpu",
-    show_default=True,
-    help="cuda: this machine's GPUs, as many as --nproc says.",
-)
+@click.option("--steps", type=click.IntRange(1), help="End both after so many optimizer steps.")
+@click.option("--device", **_one_of("cpu", "cuda"), help="cuda: this machine's GPUs, as many as --nproc says.")
 @click.option("--allow-ddp", is_flag=True, help="As in convert.")
 @click.option(
     "--synthetic-data",
@@ -72,14 +67,7 @@ class _Verify(Command):
     help=f"Made-up samples in torchvision's data sets: N (default {COUNT}) to train on, a quarter to test.",
 )
 @click.option("--timeout", type=click.FloatRange(1), default=3600.0, show_default=True, help="Seconds for each run.")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="The form of the verdict, on standard output.",
-)
+@click.option("--format", "form", **_one_of("text", "json"), help="The form of the verdict, on standard output.")
 @SPEECH
 @click.pass_context
 def verify(
@@ -101,18 +89,17 @@ def verify(
     if find_spec("torch") is None:
         raise BadInput("verify", what="torch is not installed", todo="pip install torch")
     from dp2ddp.verify.command import verifying
-    from dp2ddp.verify.run.run_options import Options, Request
+    from dp2ddp.verify.run.run_options import Options
 
     options = Options(nproc, steps, cuda=device == "cuda", synthetic=synthetic_data, timeout=timeout)
-    request = Request(script, arguments, converted, options, allow_ddp=allow_ddp)
     quiet = terminal.is_quiet()
     with ExitStack() as stack:
         with progress.shown("starting both scripts", wanted=not quiet):
-            verdict = stack.enter_context(verifying(request))
+            verdict = stack.enter_context(verifying(script, arguments, converted, options, allow_ddp=allow_ddp))
         from dp2ddp.verify import report
 
         if form == "json":
-            click.echo(json.dumps(report.as_data(verdict, script.name), indent=2))
+            click.echo(report.as_json(verdict, script.name))
         if form == "text" or verdict.failure is not None:
             report.show(verdict, script.name, quiet=quiet)
     ctx.exit(verdict.exit_code)

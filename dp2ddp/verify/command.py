@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -10,22 +10,33 @@ from typing import TYPE_CHECKING
 
 from dp2ddp.errors import BadInput
 from dp2ddp.verify.run import side_by_side
-from dp2ddp.verify.run.run_options import Request
+from dp2ddp.verify.run.run_options import Options
 from dp2ddp.verify.start import cleanup, client
 
 if TYPE_CHECKING:
     from dp2ddp.verify.verdict import Verdict
 
 _TORCHVISION = ("torchvision.datasets", "torchvision.transforms")
-
-
-def _uses_torchvision(script: Path) -> bool:
-    return script.is_file() and b"torchvision" in script.read_bytes()
+_BY_DEFAULT = Options()
 
 
 @contextmanager
-def verifying(request: Request) -> Iterator[Verdict]:
+def verifying(
+    script: Path,
+    arguments: Sequence[str] = (),
+    converted: Path | None = None,
+    options: Options = _BY_DEFAULT,
+    *,
+    allow_ddp: bool = False,
+) -> Iterator[Verdict]:
     """Verify; the runs' folders are there as long as the context is.
+
+    Args:
+        script: the original.
+        arguments: the script's own.
+        converted: the converted script; None: convert the original.
+        options: how both run, but for what the verification chooses: precision, reference.
+        allow_ddp: convert a script that can also set up DistributedDataParallel itself.
 
     Raises:
         BadInput: a script that can't be read or converted, fewer GPUs than asked for.
@@ -33,17 +44,15 @@ def verifying(request: Request) -> Iterator[Verdict]:
     with ExitStack() as stack:
         folder = stack.enter_context(cleanup.folder())
         # It imports torch while the scripts are read and converted here.
-        modules = _TORCHVISION if _uses_torchvision(request.script) else ()
+        modules = _TORCHVISION if script.is_file() and b"torchvision" in script.read_bytes() else ()
         server = stack.enter_context(client.ForkServer(folder, modules))
-        both = side_by_side.prepare(request.script, request.converted, allow_ddp=request.allow_ddp)
+        both = side_by_side.prepare(script, converted, allow_ddp=allow_ddp)
         from dp2ddp.verify.paired_runs import PairedRuns
-        from dp2ddp.verify.verification import Verification, check_devices
+        from dp2ddp.verify.verification import verified
 
-        check_devices(request.options)
-        options = replace(request.options, foreign=both.foreign or request.options.foreign)
-        pair = PairedRuns(request, folder, server, both)
+        pair = PairedRuns(script.resolve(), arguments, folder.resolve(), server, both)
         try:
-            verdict = Verification(pair, options, both.notes).verdict()
+            verdict = verified(pair, replace(options, foreign=both.foreign), both.notes)
         except client.ServerEndedError as ended:
             why = "the process that starts the scripts was killed"
             raise BadInput("verify", what=why, todo="is the machine out of memory?") from ended

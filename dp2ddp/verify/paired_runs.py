@@ -12,13 +12,13 @@ from pathlib import Path
 
 from dp2ddp.command import progress
 from dp2ddp.verify import failures
-from dp2ddp.verify.compare.comparison import Comparison, compare
+from dp2ddp.verify.compare.comparison import Comparison
 from dp2ddp.verify.run import runs, scratch
-from dp2ddp.verify.run.run_options import Options, Request
+from dp2ddp.verify.run.run_options import Options
 from dp2ddp.verify.run.runs import Run, Running, together
 from dp2ddp.verify.run.side_by_side import SideBySide
 from dp2ddp.verify.start.client import ForkServer
-from dp2ddp.verify.verdict import CouldNotRun, Failure
+from dp2ddp.verify.verdict import Failure
 
 _STEP = re.compile(rb'("kind": "step", )?"step": (\d+)')  # how many were made before
 _TAIL = 1 << 16  # bytes
@@ -26,25 +26,17 @@ _PATIENCE = 10.0  # seconds in which the original may fail, too
 
 
 class PairedRuns:
-    """Runs both sides, any number of times.
+    """Runs both sides, any number of times, in a folder below `folder` each."""
 
-    Args:
-        request: the script and its arguments.
-        folder: where the runs are.
-        server: what starts them.
-        sides: the files of each side.
-    """
-
-    def __init__(self, request: Request, folder: Path, server: ForkServer, sides: SideBySide) -> None:
-        self._request = request
-        self._folder = folder.resolve()
-        self._server = server
-        self._sides = sides
+    def __init__(
+        self, script: Path, arguments: Sequence[str], folder: Path, server: ForkServer, sides: SideBySide
+    ) -> None:
+        self._script, self._folder, self._server, self._sides = script, folder, server, sides
+        # Those that lead out of the current directory as absolute paths: the scripts run elsewhere.
+        leads_out = [text.startswith("..") and os.path.exists(text) for text in arguments]
+        self._arguments = [os.path.abspath(each) if out else each for each, out in zip(arguments, leads_out)]
+        self.by_own_names = sides.by_own_names
         self._runs = 0
-
-    def by_own_names(self, text: str) -> str:
-        """What the converted script says, with its lines by its files' own names."""
-        return self._sides.by_own_names(text)
 
     def compared(self, options: Options, second: str = "converted") -> Comparison:
         """Run both, at the same time unless they share GPUs, and compare.
@@ -53,30 +45,24 @@ class PairedRuns:
             second: what runs beside the original: the "converted" script, or the original "again".
 
         Raises:
-            CouldNotRun: a side failed, or made no step.
+            Failure: a side failed, or made no step.
         """
         self._runs += 1
         folder = self._folder / str(self._runs)
-        places = {side: folder / side for side in ("original", second)}
-        one, other = self._run(places, options)
+        done = self._run({side: folder / side for side in ("original", second)}, options)
+        one, other = done["original"], done[second]
         progress.doing("comparing")
-        converted = second == "converted"
+        asked = {"foreign": options.foreign, "one_gpu": options.one_gpu} if second == "converted" else {}
         try:
-            comparison = compare(
-                one,
-                other,
-                foreign=options.foreign and converted,
-                one_gpu=options.one_gpu and converted,
-                diverged=self.by_own_names(failures.divergence(other)),
-            )
+            found = Comparison(one, other, **asked, diverged=self.by_own_names(failures.divergence(other)))
         except FileNotFoundError as missing:
-            raise CouldNotRun(Failure(second, f"nothing was recorded ({missing})", other.stderr)) from missing
-        if one.exit_code and not comparison.recordings[0].steps:  # wrong arguments, for one: nothing was compared
+            raise Failure(second, f"nothing was recorded ({missing})", other.stderr) from missing
+        if one.exit_code and not found.ours.steps:  # wrong arguments, for one: nothing was compared
             reason = f"exit code {one.exit_code} before the first optimizer step"
-            raise CouldNotRun(Failure("original", reason, one.stderr))
-        return comparison
+            raise Failure("original", reason, one.stderr)
+        return found
 
-    def _run(self, places: Mapping[str, Path], options: Options) -> Sequence[Run]:
+    def _run(self, places: Mapping[str, Path], options: Options) -> Mapping[str, Run]:
         done: dict[str, Run] = {}
         failed: list[float] = []
 
@@ -87,7 +73,7 @@ class PairedRuns:
             if found:  # of what fails on both sides, the original is told of
                 failed.append(time.monotonic())
                 if "original" in done or failed[-1] - failed[0] > _PATIENCE:
-                    raise CouldNotRun(found[0])
+                    raise found[0]
 
         with ExitStack() as running:
             started: dict[str, Running] = {}
@@ -95,38 +81,31 @@ class PairedRuns:
                 for side, place in places.items():
                     started[side] = running.enter_context(self._start(side, place, options))
                     if options.cuda:
-                        together({side: started[side]}, lambda ended: look({**done, **ended}))
+                        together({side: started[side]}, look)
                 together({side: each for side, each in started.items() if side not in done}, look)
             except subprocess.TimeoutExpired as late:
-                raise CouldNotRun(failures.timed_out(str(late.cmd), late.timeout, places, self._sides)) from late
-        return [done[side] for side in places]
+                raise failures.timed_out(str(late.cmd), late.timeout, places, self._sides) from late
+        return done
 
     def _start(self, side: str, folder: Path, options: Options) -> Running:
-        script, moved = self._lay_out(folder, side)
-        arguments = _absolute(self._request.arguments)
-        return runs.start(script, arguments, folder, options, self._server, moved, original=side != "converted")
-
-    def _lay_out(self, folder: Path, side: str) -> tuple[Path, runs.Moved]:
-        """Fill the side's working directory from the current one, the script being in it or beside it.
-
-        Returns where the script is, and what stands for which folder of the user's.
-        """
-        here, script = Path.cwd().resolve(), self._request.script.resolve()
+        """Start a side in a working directory like the current one, the script being in it or beside it."""
+        here, work = Path.cwd().resolve(), folder / "work"
         files = self._sides.converted if side == "converted" else self._sides.original
-        scratch.fill(folder / "work", here, script)
-        root, top = here, folder / "work"
+        scratch.fill(work, here, self._script)
+        scratch.link_beside(folder, here)
+        root, top = here, work
         if here not in self._sides.root.parents and here != self._sides.root:
             root, top = self._sides.root, folder / runs.SCRIPT
-            scratch.fill(top, root, script)
-        scratch.link_beside(folder, here)
-        if root != here:
+            scratch.fill(top, root, self._script)
             scratch.link_beside(folder, root)
         for number, (path, data) in enumerate(files.items()):
             source = folder / "texts" / str(number) / path.name  # of one name, which a script may look up by `realpath`
             source.parent.mkdir(parents=True)
             source.write_bytes(data)
             scratch.put(top, path.relative_to(root), source)
-        return top / script.relative_to(root), ((root, top.resolve()), (here, (folder / "work").resolve()))
+        script, moved = top / self._script.relative_to(root), ((root, top.resolve()), (here, work.resolve()))
+        is_original = side != "converted"
+        return runs.start(script, self._arguments, folder, options, self._server, moved, original=is_original)
 
 
 def _made(place: Path) -> int:
@@ -137,11 +116,3 @@ def _made(place: Path) -> int:
     with events.open("rb") as file:
         file.seek(max(0, events.stat().st_size - _TAIL))
         return max((int(before) + bool(is_step) for is_step, before in _STEP.findall(file.read())), default=0)
-
-
-def _absolute(arguments: Sequence[str]) -> list[str]:
-    """Arguments that lead out of the current directory, as absolute paths: the scripts run elsewhere."""
-    return [
-        os.path.abspath(argument) if argument.startswith("..") and os.path.exists(argument) else argument
-        for argument in arguments
-    ]

@@ -29,7 +29,6 @@ class Compared:
     """
 
     def __init__(self, verdict: Verdict) -> None:
-        assert verdict.comparison is not None
         self.verdict = verdict
         self.original, self.converted = (
             SimpleNamespace(losses=run.losses(), output=run.stdout, files=run.files())
@@ -39,20 +38,18 @@ class Compared:
     def assert_same_training(self) -> None:
         """Fail unless both scripts are shown to make the same updates, print the same numbers, write the same files."""
         __tracebackhide__ = True
-        unshown = [f"not shown: {self.verdict.unshown}"] if self.verdict.unshown else []
-        found = [*map(str, self.verdict.findings)] or unshown
-        if found:
-            pytest.fail("\n".join([*found, *(f"note: {note}" for note in self.verdict.notes)]), pytrace=False)
+        if self.verdict.exit_code:
+            unshown = [f"not shown: {self.verdict.unshown}"] if not self.verdict.findings else []
+            notes = [f"note: {note}" for note in self.verdict.notes]
+            pytest.fail("\n".join([*map(str, self.verdict.findings), *unshown, *notes]), pytrace=False)
 
 
 @pytest.fixture
 def dp2ddp_compare() -> Any:
     """Runs a DataParallel script and its conversion side by side: `dp2ddp_compare("train.py", nproc=2, steps=50)`.
 
-    Arguments: `args`, the script's own; `converted`, the converted script, if there is one; `nproc`, replicas and
-    ranks; `steps`, after how many optimizer steps both end; `device`, "cpu" or "cuda"; `timeout` in seconds;
-    `synthetic_data`, True or a number of samples, to fill torchvision's data sets with made-up ones. Returns a
-    `Compared`, whose files are there until the test ends. Fails the test where a side can't run, with its traceback.
+    The arguments are `dp2ddp verify`'s options; `args` are the script's own. `synthetic_data` may be True or a number
+    of samples. Returns a `Compared`, whose files are there until the test ends. Fails the test where a side can't run.
     """
     with ExitStack() as stack:
 
@@ -68,12 +65,12 @@ def dp2ddp_compare() -> Any:
         ) -> Compared:
             __tracebackhide__ = True
             from dp2ddp.verify.command import verifying
-            from dp2ddp.verify.run.run_options import Options, Request
+            from dp2ddp.verify.run.run_options import Options
 
             samples = COUNT if synthetic_data is True else synthetic_data or None
             options = Options(nproc, steps, cuda=device == "cuda", timeout=timeout, synthetic=samples)
             other = None if converted is None else Path(converted)
-            verdict = stack.enter_context(verifying(Request(Path(script), [*map(str, args)], other, options)))
+            verdict = stack.enter_context(verifying(Path(script), [*map(str, args)], other, options))
             failed = verdict.failure
             if failed is not None:
                 pytest.fail(f"{failed.stderr}\nthe {failed.side} script could not run: {failed.reason}", pytrace=False)

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import math
+import json
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any
 
 from click import style
 
 from dp2ddp.command import terminal
 from dp2ddp.command.terminal import counted
-from dp2ddp.verify.compare.comparison import Comparison
 from dp2ddp.verify.verdict import AGREE, NAMES, Verdict
 
 _TRACEBACK = 60  # lines
 
 
 def show(verdict: Verdict, name: str, *, quiet: bool = False) -> None:
-    """Print a verdict on the script `name`; why a side could not run, and its own traceback, go to standard error.
-
-    Args:
-        quiet: the verdict alone.
-    """
+    """Print a verdict (if `quiet`, it alone) on a script; why a side could not run, with its traceback, is an error."""
     failure = verdict.failure
     if failure is not None:
         said = f"dp2ddp: {name}: the {failure.side} script could not run: {failure.reason}"
@@ -39,59 +33,44 @@ def show(verdict: Verdict, name: str, *, quiet: bool = False) -> None:
     terminal.show_results([*_conclusion(verdict), *([] if quiet else notes)])
 
 
-def as_data(verdict: Verdict, name: str) -> dict[str, Any]:
-    """The verdict as plain data for `json.dumps`; what is not finite is None. Steps are from 1."""
-    comparison, failure = verdict.comparison, verdict.failure
-    steps = comparison.steps if comparison else ()
+def as_json(verdict: Verdict, name: str) -> str:
+    """The verdict for programs; what is not finite is null. Steps are from 1."""
+    comparison, options = verdict.compared, verdict.options
     sides = {"original": comparison.original, "converted": comparison.converted} if comparison else {}
-    return {
+    told = {
         "script": name,
         "verdict": NAMES[verdict.exit_code],
         "exit_code": verdict.exit_code,
-        "replicas": verdict.options.replicas,
-        "precision": "float64" if verdict.options.float64 else "the script's",
-        "reference": "one GPU" if verdict.options.one_gpu else "nn.DataParallel",
-        "device": "cuda" if verdict.options.cuda else "cpu",
-        "synthetic_data": verdict.options.synthetic,
-        "findings": [{**asdict(each), "size": _finite(each.size)} for each in verdict.findings],
+        "replicas": options.replicas,
+        "precision": "float64" if options.float64 else "the script's",
+        "reference": "one GPU" if options.one_gpu else "nn.DataParallel",
+        "device": "cuda" if options.cuda else "cpu",
+        "synthetic_data": options.synthetic,
+        "findings": [*map(asdict, verdict.findings)],
         "notes": list(verdict.notes),
         "warnings": list(verdict.warnings),
-        "steps": [{**asdict(each), "relative": _finite(each.relative)} for each in steps],
-        "losses": {side: [*map(_finite, run.losses())] for side, run in sides.items()},
+        "steps": [*map(asdict, comparison.steps)] if comparison else [],
+        "losses": {side: run.losses() for side, run in sides.items()},
         "seconds": {side: run.seconds for side, run in sides.items()},
         "not_shown": verdict.unshown or None,
-        "failure": asdict(failure) if failure else None,
+        "failure": asdict(verdict.failure) if verdict.failure else None,
     }
+    return json.dumps(json.loads(json.dumps(told), parse_constant=lambda name: None), indent=2)
 
 
 def _conclusion(verdict: Verdict) -> Iterator[str]:
-    assert verdict.comparison is not None
+    both = verdict.comparison
     if verdict.exit_code == AGREE:
-        yield style(agreement(verdict.comparison), bold=True, fg="green")
+        worst = f"parameters within {both.worst:.0e}" if both.worst else "same bits"
+        steps, losses = counted(len(both.steps), "optimizer step"), counted(len(both.losses), "loss", "es")
+        lines = counted(both.original.stdout.count("\n"), "printed line")
+        said = f"They agree: {steps} ({worst}), {losses}, {lines}, {counted(len(both.original.files()), 'file')}."
+        yield style(said, bold=True, fg="green")
     for finding in verdict.findings:
         at = f" ({finding.at})" if finding.at else ""
         yield f"{style('DIFFERENT', bold=True, fg='red')} {finding}{at}"
-    if verdict.findings and verdict.findings[0].step is not None:
-        yield from _following(verdict.comparison)
+    if verdict.findings and verdict.findings[0].step is not None and (both.lines or both.files):
+        lines, files = counted(len(both.lines), "printed line"), counted(len(both.files), "file")
+        yield f"What follows from it: {lines} and {files} that differ."
     if verdict.unshown:
         yield f"{style('NOT SHOWN', bold=True, fg='yellow')} {verdict.unshown}"
-
-
-def _following(comparison: Comparison) -> Iterator[str]:
-    lines, files = len(comparison.lines), len(comparison.files)
-    if lines or files:
-        yield f"What follows from it: {counted(lines, 'printed line')} and {counted(files, 'file')} that differ."
-
-
-def agreement(comparison: Comparison) -> str:
-    """What agrees, in a sentence."""
-    lines, files = comparison.original.stdout.count("\n"), len(comparison.original.files())
-    worst = f"parameters within {comparison.worst:.0e}" if comparison.worst else "same bits"
-    return (
-        f"They agree: {counted(len(comparison.steps), 'optimizer step')} ({worst}), "
-        f"{counted(len(comparison.losses), 'loss', 'es')}, {counted(lines, 'printed line')}, {counted(files, 'file')}."
-    )
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dp2ddp.verify.compare.comparison import Comparison
 from dp2ddp.verify.compare.finding import Finding
@@ -13,8 +13,8 @@ AGREE, DIFFER, FAILED, NOT_SHOWN = 0, 1, 2, 4  # 3 is a mistake in dp2ddp
 NAMES = {AGREE: "agree", DIFFER: "differ", FAILED: "could not run", NOT_SHOWN: "not shown"}
 
 
-@dataclass(frozen=True)
-class Failure:
+@dataclass(eq=False)
+class Failure(Exception):  # noqa: N818 - the user's script failed, not this program
     """A side that could not run.
 
     Attributes:
@@ -36,7 +36,7 @@ class Verdict:
 
     Args:
         options: how both sides ran in the end.
-        comparison: None where a side could not run.
+        compared: None where a side could not run.
         findings: in what they differ, the root of it first.
         notes: what a reader has to know about how they were compared.
         warnings: what the runtime warned of, in the converted script.
@@ -45,7 +45,7 @@ class Verdict:
     """
 
     options: Options
-    comparison: Comparison | None = None
+    compared: Comparison | None = None
     findings: Sequence[Finding] = ()
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
@@ -53,18 +53,20 @@ class Verdict:
     unshown: str = ""
 
     @property
+    def comparison(self) -> Comparison:
+        """Of two sides that could run."""
+        assert self.compared is not None
+        return self.compared
+
+    @property
     def exit_code(self) -> int:
         """0 shown to agree, 1 shown to differ, 2 could not run, 4 neither is shown."""
-        if self.failure is not None:
-            return FAILED
-        if self.findings:
-            return DIFFER
-        return NOT_SHOWN if self.unshown else AGREE
+        return FAILED if self.failure else DIFFER if self.findings else NOT_SHOWN if self.unshown else AGREE
 
+    def noting(self, *notes: str) -> Verdict:
+        """The verdict with more to know about it."""
+        return replace(self, notes=[*self.notes, *notes])
 
-class CouldNotRun(Exception):  # noqa: N818 - the user's script failed, not this program
-    """A side could not run."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.reason)
-        self.failure = failure
+    def showing_nothing(self, why: str, but: Sequence[Finding] = ()) -> Verdict:
+        """The verdict where nothing is shown, `but` some findings."""
+        return replace(self, findings=but, unshown=why)

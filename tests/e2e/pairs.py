@@ -10,7 +10,7 @@ from pathlib import Path
 import fixture_data
 from nursery import Nursery
 
-from dp2ddp.verify.compare.comparison import Comparison, compare
+from dp2ddp.verify.compare.comparison import Comparison
 from dp2ddp.verify.run import runs
 from dp2ddp.verify.run.runs import Options, Run
 
@@ -24,7 +24,7 @@ class Pair:
 
     @cached_property
     def compared(self) -> Comparison:
-        return compare(self.original, self.converted)
+        return Comparison(self.original, self.converted)
 
 
 @dataclass(frozen=True)

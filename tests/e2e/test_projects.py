@@ -15,7 +15,6 @@ from click.testing import CliRunner
 from dp2ddp.cli import main
 from dp2ddp.verify.command import verifying
 from dp2ddp.verify.compare.comparison import Comparison
-from dp2ddp.verify.run.run_options import Request
 from dp2ddp.verify.run.runs import Options
 from dp2ddp.verify.start import cleanup
 
@@ -42,11 +41,10 @@ def test_the_project_s_conversion_is_the_golden_tree(tmp_path: Path) -> None:
 
 def verdict_of(name: str, folder: Path, options: Options, *arguments: str) -> Comparison:
     """Both sides of a script of the project, compared."""
-    request = Request(PROJECT / name, arguments, GOLDEN / name, options=options)
-    with mock.patch.object(cleanup, "folder", return_value=nullcontext(folder)), verifying(request) as verdict:
+    given = (PROJECT / name, arguments, GOLDEN / name, options)
+    with mock.patch.object(cleanup, "folder", return_value=nullcontext(folder)), verifying(*given) as verdict:
         assert verdict.failure is None, verdict.failure
         assert verdict.findings == []
-        assert verdict.comparison is not None
         return verdict.comparison
 
 
@@ -80,9 +78,8 @@ def test_the_project_s_checkpoints_are_the_same_and_load(small_digits: Path, tmp
 def test_the_loop_without_epochs_trains_the_same(smaller_digits: Path, tmp_path: Path) -> None:
     script = fixture_data.original("mnist_iterations")
     arguments = ["--data", str(smaller_digits), "--max-iter", "12", "--val-every", "5", "--batch-size", "38"]
-    request = Request(script, arguments, fixture_data.golden("mnist_iterations"), options=Options(3))
-    with verifying(request) as verdict:
+    converted = fixture_data.golden("mnist_iterations")
+    with verifying(script, arguments, converted, Options(3)) as verdict:
         assert verdict.failure is None, verdict.failure
         assert verdict.findings == []
-        assert verdict.comparison is not None
         assert len(verdict.comparison.steps) == 14  # two of them of both loaders zipped

@@ -9,7 +9,7 @@ import pytest
 import tiny
 import torch
 
-from dp2ddp.verify.compare.comparison import Comparison, compare
+from dp2ddp.verify.compare.comparison import Comparison
 from dp2ddp.verify.run import runs
 
 SCRIPT = """
@@ -125,7 +125,7 @@ def _both(script: str, folder: Path, float64: bool = True, ends: tuple[str, str]
     for name, text in (("one", script + ends[0]), ("other", tiny.converted(script) + ends[1])):
         (folder / f"{name}.py").write_text(text)
     one = tiny.run(folder / "one.py", folder / "one", options, original=True)
-    return compare(one, tiny.run(folder / "other.py", folder / "other", options))
+    return Comparison(one, tiny.run(folder / "other.py", folder / "other", options))
 
 
 def test_a_guard_on_is_cuda_lets_both_sides_split_the_batch(tmp_path: Path) -> None:
@@ -173,4 +173,4 @@ def test_mixed_precision_is_bfloat16_on_both_sides(tmp_path: Path) -> None:
     assert comparison.findings == []
     assert len(comparison.steps) == 6
     assert comparison.original.stdout.splitlines() == ["torch.bfloat16 65536.0"] * 2
-    assert [recording.mixed for recording in comparison.recordings] == ["bfloat16"] * 3
+    assert [recording.mixed for recording in (comparison.ours, *comparison.ranks)] == ["bfloat16"] * 3

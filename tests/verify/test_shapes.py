@@ -9,7 +9,6 @@ import tiny
 from commands import command
 
 from dp2ddp.verify.command import verifying
-from dp2ddp.verify.run.run_options import Request
 
 #: Two parts that are wrapped, and a head that is exchanged; then a model that is trained past its forward.
 SHAPES = """
@@ -126,7 +125,7 @@ def test_two_models_and_what_is_logged(
     text = tiny.converted(TWO_MODELS)
     assert old in text
     Path("gan_ddp.py").write_text(text.replace(old, new) if old else text)
-    with verifying(Request(Path("gan.py"), converted=Path("gan_ddp.py"))) as verdict:
+    with verifying(Path("gan.py"), converted=Path("gan_ddp.py")) as verdict:
         whats = [finding.what for finding in verdict.findings]
     assert (verdict.exit_code, [what for what in whats if found and what.startswith(found)] != []) == (
         (1, True) if found else (0, False)
@@ -165,7 +164,7 @@ def test_a_data_set_that_counts_what_it_loads_is_told(workplace: Path, monkeypat
     """Each rank loads its own rows, so its count is another one."""
     monkeypatch.chdir(workplace)
     Path("counted.py").write_text(COUNTED)
-    with verifying(Request(Path("counted.py"))) as verdict:
+    with verifying(Path("counted.py")) as verdict:
         assert verdict.exit_code == 1
         first, *_ = verdict.findings
         assert (first.kind, first.step) == ("input", 1)

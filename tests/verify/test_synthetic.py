@@ -18,7 +18,6 @@ from click.testing import CliRunner
 from dp2ddp.cli import main
 from dp2ddp.verify import COUNT
 from dp2ddp.verify.emulate import synthetic
-from dp2ddp.verify.emulate.synthetic import Maker
 
 CIFAR = """
 import torch
@@ -55,7 +54,7 @@ def made() -> Iterator[Any]:
     for name in kept:
         del sys.modules[name]
     told: list[str] = []
-    synthetic.install(Maker(48, told.append))
+    synthetic.install(48, told.append)
     import torchvision.datasets as datasets
 
     datasets.told = told

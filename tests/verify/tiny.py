@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dp2ddp.convert.pipeline import convert_source
 from dp2ddp.rules import Options as ConvertOptions
-from dp2ddp.verify.compare.comparison import Comparison, compare
+from dp2ddp.verify.compare.comparison import Comparison
 from dp2ddp.verify.compare.finding import Finding
 from dp2ddp.verify.run import runs, scratch
 from dp2ddp.verify.run.runs import Run
@@ -98,5 +98,5 @@ def run_converted(text: str, workplace: Path, folder: Path) -> Run:
 
 
 def findings(original: Run, other: Run) -> tuple[Comparison, list[Finding]]:
-    comparison = compare(original, other)
+    comparison = Comparison(original, other)
     return comparison, comparison.findings

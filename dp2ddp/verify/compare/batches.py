@@ -11,29 +11,25 @@ from dp2ddp.verify.run.recording import Recording
 
 
 def differences(ours: Recording, ranks: Sequence[Recording], *, any_order: bool = False) -> Iterator[Finding]:
-    """The first batch with other samples, and a shuffle that is repeated.
-
-    Args:
-        any_order: ranks may have any rows of a batch.
-    """
+    """The first batch with other samples (in `any_order`: than those of its rows), and a shuffle that is repeated."""
     place = next(_wrong(ours, ranks, any_order), None)
     if place is None:
         return
     iteration, number = place
-    batch, *shards = (_indices(run, place) for run in (ours, *ranks))
-    what = f"batch {number + 1} of iteration {iteration + 1} over a loader: samples {shown(batch)}"
-    what += f", converted {shown(shards)}"
+    whole, *parts = (_indices(run, place) for run in (ours, *ranks))
+    what = f"batch {number + 1} of iteration {iteration + 1} over a loader: samples {shown(whole)}"
+    what += f", converted {shown(parts)}"
     step = (ours if place in ours.batches else ranks[0]).batches[place].step + 1
     line = ours.batches[place].at if place in ours.batches else None
     made = "" if any_order else _made_otherwise(ours, ranks[0], iteration)
     again = None if made else _repeated(ours, ranks[0])
     if again is None or (any_order and iteration <= again):
-        yield Finding("batch", what, made or _cause(iteration, batch, shards, ours, ranks), step, at=line)
+        yield Finding("batch", what, made or _cause(iteration, whole, parts, ours, ranks), step, at=line)
     if again is not None:
-        cause = (
-            f"the shuffle of iteration {again + 1} is repeated: a generator is seeded again, or `set_epoch` left out"
+        shuffle = f"the shuffle of iteration {again + 1} is repeated"
+        yield Finding(
+            "shuffle", what, f"{shuffle}: a generator is seeded again, or `set_epoch` left out", step, at=line
         )
-        yield Finding("shuffle", what, cause, step, at=line)
 
 
 def same_rows(ours: Recording, ranks: Sequence[Recording]) -> bool:
@@ -43,9 +39,9 @@ def same_rows(ours: Recording, ranks: Sequence[Recording]) -> bool:
 
 def _wrong(ours: Recording, ranks: Sequence[Recording], any_order: bool = False) -> Iterator[tuple[int, int]]:
     """The places of batches with other samples."""
-    alike = is_same_set if any_order else is_union
     for place in sorted(ours.batches.keys() | ranks[0].batches.keys()):
-        if not alike(_indices(ours, place), [_indices(rank, place) for rank in ranks]):
+        whole, *parts = (_indices(run, place) for run in (ours, *ranks))
+        if not is_union(whole, parts, any_order):
             yield place
 
 
@@ -53,22 +49,18 @@ def _indices(run: Recording, place: tuple[int, int]) -> Any:
     return run.batches[place].indices if place in run.batches else None
 
 
-def is_same_set(whole: Any, parts: Sequence[Any]) -> bool:
-    """Whether the ranks that fetched `parts` fetched the samples of `whole`, whichever of them, or all of it each."""
-    if all(part == whole for part in parts) or not all(isinstance(part, list) for part in (whole, *parts)):
-        return all(part == whole for part in parts)
-    return sorted(map(str, whole)) == sorted(str(index) for part in parts for index in part)
-
-
-def is_union(whole: Any, parts: Sequence[Any]) -> bool:
+def is_union(whole: Any, parts: Sequence[Any], any_order: bool = False) -> bool:
     """Whether the ranks that fetched `parts` fetched the batch `whole`: shards in rank order, or all of it each.
 
-    A rank for which `torch.chunk` leaves no sample may fetch one as a placeholder, which doesn't count.
+    In `any_order` each may have any of its samples. A rank for which `torch.chunk` leaves none may fetch one as a
+    placeholder, which doesn't count.
     """
     if all(part == whole for part in parts):
         return True
-    if not isinstance(whole, list) or not whole or not all(isinstance(part, list) for part in parts):
+    if not whole or not all(isinstance(part, list) for part in (whole, *parts)):
         return False
+    if any_order:
+        return sorted(map(str, whole)) == sorted(map(str, chain.from_iterable(parts)))
     size = -(-len(whole) // len(parts))
     shards = [whole[start : start + size] for start in range(0, len(whole), size)]
     idle = parts[len(shards) :]

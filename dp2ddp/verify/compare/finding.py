@@ -57,20 +57,25 @@ def shown(value: object) -> str:
     return text if len(text) <= _MOST else f"{text[:_MOST]}..."
 
 
+def size_shown(size: float) -> str:
+    """A relative difference, in words."""
+    return "" if math.isinf(size) else f" differs by {size:.1e}"
+
+
 def factor_of(original: float, converted: float) -> float | None:
     """What one number is as a multiple of another, where that says something."""
     factor = converted / original if original else math.nan
     return factor if math.isfinite(factor) and abs(factor - 1) > 1e-3 else None
 
 
-def times(factor: float | None) -> str:
-    """In words."""
-    return "" if factor is None else f"{factor:.4g} times the original's"
+def times(what: str, factor: float | None) -> str:
+    """What is `factor` times what it was, in words; empty where there is no factor."""
+    return f"{what} {factor:.4g} times the original's" if factor else ""
 
 
-def relative(a: float, b: float) -> float:
-    """The relative difference of two numbers; infinite where one alone is no number."""
+def relative(a: float, b: float, least: float = 0.0) -> float:
+    """The difference of two numbers, relative to the larger one, or `least`; infinite where one alone is no number."""
     if a == b or (math.isnan(a) and math.isnan(b)):
         return 0.0
-    size = abs(a - b) / max(abs(a), abs(b))
+    size = abs(a - b) / max(abs(a), abs(b), least)
     return size if math.isfinite(size) else math.inf

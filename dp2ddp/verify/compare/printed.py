@@ -45,6 +45,11 @@ class LineDifference:
         """
         return self.places is not None and not self.whole and (self.places <= 1 or self.relative <= _IN_DOUBLE)
 
+    @property
+    def size(self) -> float:
+        """The largest relative difference of the numbers; infinite for what rounding doesn't move."""
+        return math.inf if self.places is None or self.whole else self.relative
+
 
 def differences(original: str, converted: str) -> Iterator[LineDifference]:
     """The lines in which the texts differ."""
@@ -61,26 +66,14 @@ def without_times(line: str) -> str:
 
 
 def _difference(line: int, ours: str | None, theirs: str | None) -> LineDifference:
-    if ours is None or theirs is None:
+    texts = without_times(ours or ""), without_times(theirs or "")
+    pairs = [(Decimal(a), Decimal(b)) for a, b in zip(*map(NUMBER.findall, texts)) if a != b]
+    is_alike = ours is not None and theirs is not None and NUMBER.split(texts[0]) == NUMBER.split(texts[1])
+    if not is_alike or not all(a.is_finite() and b.is_finite() for a, b in pairs):
         return LineDifference(line, ours, theirs, None)
-    texts = without_times(ours), without_times(theirs)
-    pairs = [(a, b) for a, b in zip(*map(NUMBER.findall, texts)) if a != b]
-    whole = any(re.fullmatch(r"[-+]?\d+", a) and re.fullmatch(r"[-+]?\d+", b) for a, b in pairs)
-    relative = max((abs(float(a) - float(b)) / abs(float(a)) if float(a) else math.inf for a, b in pairs), default=0.0)
-    return LineDifference(line, ours, theirs, _places(*texts), whole, relative)
-
-
-def _places(ours: str, theirs: str) -> float | None:
-    if NUMBER.split(ours) != NUMBER.split(theirs):
-        return None
-    pairs = [(a, b) for a, b in zip(NUMBER.findall(ours), NUMBER.findall(theirs)) if a != b]
-    if any(not Decimal(a).is_finite() or not Decimal(b).is_finite() for a, b in pairs):
-        return None
-    return max((_units_apart(Decimal(a), Decimal(b)) for a, b in pairs), default=0.0)
-
-
-def _units_apart(a: Decimal, b: Decimal) -> float:
-    """How far apart two printed numbers are, in units of the last digit of the one with fewer."""
-    exponents = (a.as_tuple().exponent, b.as_tuple().exponent)
-    unit = Decimal(1).scaleb(max(exponent for exponent in exponents if isinstance(exponent, int)))
-    return float(abs(a - b) / unit)
+    # In units of the last digit of the one with fewer.
+    units = [Decimal(1).scaleb(max(int(each.as_tuple().exponent) for each in pair)) for pair in pairs]
+    places = max((float(abs(a - b) / unit) for (a, b), unit in zip(pairs, units)), default=0.0)
+    whole = any(a.as_tuple().exponent == b.as_tuple().exponent == 0 for a, b in pairs)
+    relative = max((float(abs(a - b) / abs(a)) if a else math.inf for a, b in pairs), default=0.0)
+    return LineDifference(line, ours, theirs, places, whole, relative)

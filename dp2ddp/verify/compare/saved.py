@@ -7,7 +7,7 @@ import math
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
@@ -17,8 +17,7 @@ from dp2ddp.verify.compare.finding import shown
 from dp2ddp.verify.compare.steps import negligible
 from dp2ddp.verify.compare.unpickle import Placeholder
 
-#: What takes out of the original's and the converted run's texts what isn't to be compared.
-Hiding = tuple[Callable[[str], str], Callable[[str], str]]
+Hiding = Callable[[str], str]  # takes out of a text what isn't to be compared
 ONLY_IN = " (only in the "
 _OF_CONTENT = ".data/serialization_id"  # a checksum of the other files
 _NUMPY = b"\x93NUMPY"
@@ -47,7 +46,7 @@ def relative_difference(ours: torch.Tensor, theirs: torch.Tensor, least: float =
         return math.inf
     if torch.equal(ours, theirs):
         return 0.0
-    a, b = _wide(ours), _wide(theirs)
+    a, b = ((torch.view_as_real(each) if each.is_complex() else each).detach().double() for each in (ours, theirs))
     if not torch.equal(a.isnan(), b.isnan()):
         return math.inf
     apart = torch.where((a == b) | a.isnan(), 0.0, a - b)
@@ -56,15 +55,7 @@ def relative_difference(ours: torch.Tensor, theirs: torch.Tensor, least: float =
     return 0.0 if not difference else difference / scale if scale and math.isfinite(difference) else math.inf
 
 
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).detach().double()
-
-
-def _size(tensor: torch.Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor.detach().double())) / math.sqrt(tensor.numel() or 1)
-
-
-def differences(name: str, original: Path, converted: Path, hide: Hiding = (str, str)) -> Iterator[FileDifference]:
+def differences(name: str, original: Path, converted: Path, hide: Hiding = str) -> Iterator[FileDifference]:
     """Where two files of one name differ, by more than the rounding of a text's numbers."""
     data = converted.read_bytes()
     if original.read_bytes() == data or (name.endswith(".py") and b"dp2ddp_runtime" in data):
@@ -78,11 +69,11 @@ def differences(name: str, original: Path, converted: Path, hide: Hiding = (str,
     except UnicodeDecodeError:
         yield FileDifference("bytes")
         return
-    for line in printed.differences(hide[0](texts[0]), hide[1](texts[1])):
+    for line in printed.differences(*map(hide, texts)):
         if not line.is_rounding:
-            where = f"line {line.line}: {shown(line.original)}, converted {shown(line.converted)}"
-            size = math.inf if line.places is None or line.whole else line.relative
-            yield FileDifference(where, size)
+            yield FileDifference(
+                f"line {line.line}: {shown(line.original)}, converted {shown(line.converted)}", line.size
+            )
 
 
 def _parts(path: Path) -> dict[str, Any] | None:
@@ -91,9 +82,10 @@ def _parts(path: Path) -> dict[str, Any] | None:
     if not zipfile.is_zipfile(path):
         array = _array(path.read_bytes())
         return None if array is None else {"array": array}
-    if unpickle.is_checkpoint(path):
-        return _leaves(unpickle.load(path))
     with zipfile.ZipFile(path) as archive:
+        names = {PurePosixPath(name).name for name in archive.namelist()}
+        if "data.pkl" in names and "constants.pkl" not in names:  # not TorchScript's, which would be run to be read
+            return dict(_leaves(unpickle.load(path)))
         files = {name: archive.read(name) for name in archive.namelist() if not name.endswith(_OF_CONTENT)}
     arrays = {name: _array(data) for name, data in files.items()}
     return {name: data if arrays[name] is None else arrays[name] for name, data in files.items()}
@@ -112,15 +104,15 @@ def _array(data: bytes) -> torch.Tensor | None:
 
 
 def _by_part(ours: Mapping[str, Any], theirs: Mapping[str, Any], hide: Hiding) -> Iterator[FileDifference]:
-    tensors = [value for value in ours.values() if isinstance(value, torch.Tensor)]
-    least = negligible(_size(tensor) for tensor in tensors if tensor.is_floating_point())
+    floats = [each for each in ours.values() if isinstance(each, torch.Tensor) and each.is_floating_point()]
+    least = negligible(float(each.detach().double().square().mean().sqrt()) for each in floats if each.numel())
     for key in [*ours, *(key for key in theirs if key not in ours)]:
         if key not in ours or key not in theirs:
             yield FileDifference(f"{key}{ONLY_IN}{'original' if key in ours else 'converted'})")
             continue
         one, other = ours[key], theirs[key]
         if isinstance(one, str) and isinstance(other, str):
-            one, other = hide[0](one), hide[1](other)
+            one, other = hide(one), hide(other)
         relative = _leaf_difference(one, other, least)
         if relative:
             is_tensor = isinstance(one, torch.Tensor)
@@ -137,30 +129,23 @@ def _leaf_difference(ours: Any, theirs: Any, least: float) -> float:
     return 0.0 if same else math.inf
 
 
-def _leaves(value: Any) -> dict[str, Any]:
+def _leaves(value: Any, path: str = "", above: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
     """What a checkpoint holds, flat: path of keys and indices to tensor, number, string or other object.
 
     Of torch's modules: their parameters and buffers. Of other objects, and of modules whose class the script or a
-    library defines: their attributes, too, and the class.
+    library defines: their attributes, too, and the class. `above` are the objects that `value` is in.
     """
-    found: dict[str, Any] = {}
-    _collect(value, "", found, ())
-    return found
-
-
-def _collect(value: Any, path: str, found: dict[str, Any], above: tuple[Any, ...]) -> None:
-    """Add `value`'s leaves to `found`; `above` are the objects that it is in."""
     if type(value).__module__ == "numpy" and hasattr(value, "dtype") and value.dtype.kind in "biufc":
         value = torch.as_tensor(value)
     items = _items(value)
     if items is None:
-        found[path] = value
+        yield path, value
     elif any(value is one for one in above):
-        found[path] = "(itself)"
+        yield path, "(itself)"
     else:
         for step, item in items:
             between = "" if not path or step.startswith(("[", "(")) else "/"
-            _collect(item, f"{path}{between}{step}", found, (*above, value))
+            yield from _leaves(item, f"{path}{between}{step}", (*above, value))
 
 
 def _items(value: Any) -> list[tuple[str, Any]] | None:
@@ -168,20 +153,17 @@ def _items(value: Any) -> list[tuple[str, Any]] | None:
     if isinstance(value, Mapping):  # of parameters by their number, as in a state dict
         names = (str(at if isinstance(key, torch.Tensor) else key) for at, key in enumerate(value))
         return [*zip(names, value.values())]
-    if isinstance(value, (list, tuple)):
-        return _indexed("", value)
     if not isinstance(value, Placeholder):
-        return None
+        return _indexed("", value) if isinstance(value, (list, tuple)) else None
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    state = value.state if isinstance(value.state, Mapping) else {} if value.state is None else {"(state)": value.state}
-    if not state.keys() >= {*_HELD}:
-        made = [*_indexed("(made from)", value.arguments), *_indexed("(items)", value.items)]
-        return [("(class)", kind), *made, *((str(name), item) for name, item in state.items())]
-    held = [(name, item) for part in _HELD for name, item in state[part].items() if item is not None]
-    if kind.startswith("torch."):
+    state = value.state if isinstance(value.state, Mapping) else {"(state)": value.state}
+    is_module = state.keys() >= {*_HELD}
+    held = [part for name in _HELD for part in state[name].items() if part[1] is not None] if is_module else []
+    if is_module and kind.startswith("torch."):
         return held
-    own = [(name, item) for name, item in state.items() if not name.startswith("_")]
-    return [("(class)", kind), *_indexed("(items)", value.items), *held, *own]
+    made = [*_indexed("(made from)", value.arguments), *_indexed("(items)", value)]
+    own = [(str(name), item) for name, item in state.items() if not is_module or not name.startswith("_")]
+    return [("(class)", kind), *made, *held, *own]
 
 
 def _indexed(name: str, values: Sequence[Any]) -> list[tuple[str, Any]]:

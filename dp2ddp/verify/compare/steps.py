@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from dp2ddp.verify.compare.finding import TOLERANCE
@@ -51,8 +51,8 @@ def apart(ranks: Sequence[Recording]) -> StepDifference | None:
     return min(found, key=lambda each: each.step, default=None)
 
 
-def starts(ours: Recording, ranks: Sequence[Recording]) -> Iterator[StepDifference]:
-    """Before each optimizer's first step: the ranks that differ from rank 0, then rank 0 from the original."""
+def starts(ours: Recording, ranks: Sequence[Recording]) -> StepDifference | None:
+    """Before the optimizers' first steps: the first rank that differs from rank 0, or rank 0 from the original."""
     pairs = [(f"rank 0 and rank {rank}", ranks[0], other) for rank, other in enumerate(ranks[1:], start=1)]
     pairs.append(("the original and the converted script", ours, ranks[0]))
     for optimizer in ours.starts:
@@ -62,7 +62,8 @@ def starts(ours: Recording, ranks: Sequence[Recording]) -> Iterator[StepDifferen
             if len(begins) == 2 and len(begins[0].slots) == len(begins[1].slots):
                 found = _largest(begins[0], begins[1], begins[0].step + 1)
                 if found.relative > TOLERANCE:
-                    yield replace(found, who=who)
+                    return replace(found, who=who)
+    return None
 
 
 def _largest(one: Event, other: Event, number: int) -> StepDifference:

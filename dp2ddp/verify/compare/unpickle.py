@@ -1,9 +1,8 @@
 """Read what a script saved whole, without the script, and without running anything that the file names.
 
-`torch.save(model, path)` pickles a reference to the model's class, which lives in the script (`__main__`), in a module
-beside it, or in a library. None is imported here: objects of classes become placeholders that keep what was in them.
-What a script wrote may be a copy of a file that it fetched, so a pickle is trusted with nothing: only what makes
-tensors, arrays and plain containers is called.
+`torch.save(model, path)` pickles a reference to the model's class. None is imported here: objects of classes become
+placeholders that keep what was in them. What a script wrote may be a copy of a file that it fetched, so a pickle is
+trusted with nothing: only what makes tensors, arrays and plain containers is called.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ from __future__ import annotations
 import functools
 import pickle
 import re
-import zipfile
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,22 +26,11 @@ _HARMLESS = re.compile(
 )
 
 
-def is_checkpoint(path: Path) -> bool:
-    """Whether a zip file is one of `torch.save`'s; TorchScript's isn't, which would be run to be read."""
-    with zipfile.ZipFile(path) as archive:
-        names = {PurePosixPath(name).name for name in archive.namelist()}
-    return "data.pkl" in names and "constants.pkl" not in names
-
-
 def load(path: Path) -> Any:
     """What is in a checkpoint, on the CPU. Raises what `torch.load` raises for a file that is none."""
     # Not weights only, which refuses what the script's own classes are; the reader below takes care.
-    reader: Any = SimpleNamespace(Unpickler=_Unpickler, load=_load, __name__=__name__)
+    reader: Any = SimpleNamespace(Unpickler=_Unpickler, __name__=__name__)
     return torch.load(path, map_location="cpu", weights_only=False, pickle_module=reader)
-
-
-def _load(file: Any, **options: Any) -> Any:
-    return _Unpickler(file, **options).load()
 
 
 class _Kind(type):
@@ -55,22 +42,20 @@ class _Kind(type):
         return _placeholder(cls.__module__, f"{cls.__qualname__}.{name}")
 
 
-class Placeholder(metaclass=_Kind):
-    """An object of a class that isn't here.
+class Placeholder(list[Any], metaclass=_Kind):
+    """An object of a class that isn't here: a list of what was in it, where it was a list or a dictionary.
 
     Attributes:
         arguments: what it was made from.
         state: what its `__dict__` held, or what its class gave pickle instead.
-        items: what was in it, where it is a list, a set or a dictionary.
     """
 
     arguments: Any
     state: Any
-    items: Any
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Placeholder:
         made = super().__new__(cls)
-        made.__dict__.update(arguments=[*args, *([kwargs] if kwargs else [])], state=None, items=[])
+        made.arguments, made.state = [*args, *([kwargs] if kwargs else [])], None
         return made
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -80,15 +65,9 @@ class Placeholder(metaclass=_Kind):
         self.state = state
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self.items.append((key, value))
+        self.append((key, value))
 
-    def append(self, value: Any) -> None:
-        """An element of a list."""
-        self.items.append(value)
-
-    def extend(self, values: Any) -> None:
-        """Elements of a list."""
-        self.items.extend(values)
+    __hash__ = object.__hash__  # type: ignore[assignment]
 
 
 @functools.cache
@@ -97,6 +76,7 @@ def _placeholder(module: str, name: str) -> Any:
 
 
 def _attribute(owner: Any, name: str) -> Any:
+    """`getattr`, for a class within a class."""
     return getattr(owner, name) if isinstance(owner, _Kind) else _placeholder("builtins", f"getattr.{name}")
 
 
@@ -105,12 +85,16 @@ def _reconstructed(kind: Any, base: Any, state: Any) -> Any:
     return kind() if isinstance(kind, _Kind) else _placeholder("copyreg", "_reconstructor")(kind, base, state)
 
 
+_OURS = {
+    **{(name, "_reconstructor"): _reconstructed for name in ("copyreg", "copy_reg")},
+    **{(name, "getattr"): _attribute for name in ("builtins", "__builtin__")},
+}
+
+
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if name == "_reconstructor" and module in ("copyreg", "copy_reg"):
-            return _reconstructed
-        if name == "getattr" and module in ("builtins", "__builtin__"):  # a class within a class
-            return _attribute
+        if (module, name) in _OURS:
+            return _OURS[module, name]
         kinds = torch.dtype, torch.layout, torch.memory_format
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), kinds)
         if is_dtype or _HARMLESS.fullmatch(f"{module}.{name}"):

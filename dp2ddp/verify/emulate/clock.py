@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import builtins
 import datetime
-import functools
 import sys
 import time
 import timeit
 import types
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 _CLOCKS = ("time", "monotonic", "perf_counter", "process_time", "thread_time")
@@ -23,27 +22,17 @@ _APART = 7_000_000_000  # ns between the clocks of two ranks, whose times differ
 
 
 class _Clock:
-    """The clock.
+    """The clock; `begun` and `behind` as of `install`."""
 
-    Args:
-        folder, begun, behind: as of `install`.
-    """
-
-    def __init__(self, folder: str, begun: int, behind: int) -> None:
+    def __init__(self, begun: int, behind: int) -> None:
         self.passed = 0
-        self._folder = folder
         self._began = begun + behind * _APART
-        self._real = time.monotonic_ns
-        self._last = self._second = self._real()
+        self._last = self._second = time.monotonic_ns()
         self._looks = 0
-
-    def is_for(self, caller: types.FrameType) -> bool:
-        """Whether the script is who asks."""
-        return caller.f_code.co_filename.startswith(self._folder)
 
     def look(self) -> int:
         """Its time, in ns since 1970; it goes on."""
-        now = self._real()
+        now = time.monotonic_ns()
         if now - self._second > _SECOND:
             self._second, self._looks = now, 0
         self._looks += 1
@@ -55,9 +44,14 @@ class _Clock:
         """The same, in seconds."""
         return self.look() / _SECOND
 
+    def sleep(self, seconds: Any, /) -> None:
+        """`time.sleep`."""
+        self.passed += round(seconds * _SECOND)
+        time.sleep(seconds)
+
 
 def install(folder: str, begun: int, behind: int) -> None:
-    """Give the files below `folder` that clock; libraries, which wait by theirs, keep the machine's.
+    """Give the files below `folder` modules with that clock; libraries, which wait by theirs, keep the machine's.
 
     A script that waits until some time has passed gets there by looking, or by `time.sleep`.
 
@@ -65,36 +59,36 @@ def install(folder: str, begun: int, behind: int) -> None:
         begun: its time when the script begins, in ns since 1970: the same for all runs that are compared.
         behind: by how many steps of some seconds it is late: a rank's number. What isn't rank 0's on all ranks shows.
     """
-    clock = _Clock(folder, begun, behind)
+    clock, find = _Clock(begun, behind), builtins.__import__
+    local = lambda: time.localtime(clock.seconds())  # noqa: E731
+    told: dict[str, Any] = dict.fromkeys(_CLOCKS, clock.seconds) | {f"{name}_ns": clock.look for name in _CLOCKS}
+    told |= {name: _or_now(getattr(time, name), clock.seconds) for name in ("localtime", "gmtime", "ctime")}
+    told |= {"asctime": _or_now(time.asctime, local), "strftime": _or_now(time.strftime, local, 1)}
+    told["sleep"] = clock.sleep
+    shown = {
+        time: _like(time, told),
+        timeit: _like(timeit, {"default_timer": clock.seconds}),
+        datetime: _like(datetime, {"datetime": _dates(clock)}),
+    }
 
-    def replace(name: str, answer: Callable[..., Any], given: int = 0) -> None:
-        """Give the script that says no time (only `given` arguments) an `answer`."""
-        real = getattr(time, name)
+    def importing(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
+        found = find(name, globals, locals, fromlist, level)
+        is_script = sys._getframe(1).f_code.co_filename.startswith(folder)
+        return shown.get(found, found) if is_script and isinstance(found, types.ModuleType) else found
 
-        @functools.wraps(real)
-        def asked(*args: Any) -> Any:
-            is_now = len(args) == given and clock.is_for(sys._getframe(1))
-            return answer(real, *args) if is_now else real(*args)
+    builtins.__import__ = importing
 
-        setattr(time, name, asked)
 
-    real_sleep, local = time.sleep, time.localtime
+def _like(module: types.ModuleType, others: Mapping[str, Any]) -> types.ModuleType:
+    """A module in which some things are others."""
+    made = types.ModuleType(module.__name__, module.__doc__)
+    vars(made).update({**vars(module), **others})
+    return made
 
-    def sleep(seconds: Any, /) -> None:
-        if clock.is_for(sys._getframe(1)):
-            clock.passed += round(seconds * 1e9)
-        real_sleep(seconds)
 
-    time.sleep = sleep
-    for name in _CLOCKS:
-        replace(name, lambda real: clock.seconds())
-        replace(f"{name}_ns", lambda real: clock.look())
-    for name in ("localtime", "gmtime", "ctime"):
-        replace(name, lambda real: real(clock.seconds()))
-    replace("asctime", lambda real: real(local(clock.seconds())))
-    replace("strftime", lambda real, form: real(form, local(clock.seconds())), given=1)
-    timeit.default_timer = time.perf_counter
-    _show_dates(clock)
+def _or_now(function: Any, now: Any, given: int = 0) -> Any:
+    """A function of `time` that is told what time it is where it has only `given` arguments."""
+    return lambda *told: function(*told, *([now()] if len(told) == given else []))
 
 
 class _AsReal(type):
@@ -102,12 +96,12 @@ class _AsReal(type):
         return isinstance(thing, datetime.datetime)
 
 
-def _show_dates(clock: _Clock) -> None:
-    """Let the script's files import a `datetime` whose class asks that clock, and makes dates as ever.
+def _dates(clock: _Clock) -> type:
+    """A `datetime` whose class asks that clock, and makes dates as ever.
 
     (In the class's own place another one crashes extensions in C that are built on it, as pandas is.)
     """
-    real, find = datetime.datetime, builtins.__import__
+    real = datetime.datetime
 
     class Dates(real, metaclass=_AsReal):  # type: ignore[misc,valid-type]
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -123,11 +117,4 @@ def _show_dates(clock: _Clock) -> None:
 
         today = now
 
-    shown = types.ModuleType("datetime", datetime.__doc__)
-    vars(shown).update({**vars(datetime), "datetime": Dates})
-
-    def importing(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
-        found = find(name, globals, locals, fromlist, level)
-        return shown if found is datetime and clock.is_for(sys._getframe(1)) else found
-
-    builtins.__import__ = importing
+    return Dates

@@ -1,15 +1,13 @@
 """A stand-in for `torch.cuda` on machines without a GPU: N devices, all of which are the CPU.
 
-A script that says `.cuda()`, `"cuda:0"` or `torch.device("cuda")` goes on as on a GPU machine: a `torch.device` keeps
-the type that the script gave it, and whatever is to be put there is put on the CPU.
-
-What `tensor.is_cuda` answers isn't followed tensor by tensor: to the script all say yes. A converted script and its
-original then agree on every guard of that kind.
+A `torch.device` keeps the type that the script gave it, and whatever is to be put there is put on the CPU. To scripts
+all tensors say that they are on a GPU: a converted script and its original then agree on every guard of that kind.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import time
 import types
@@ -34,11 +32,14 @@ _WIDER: dict[Any, Any] = {
 }
 
 
-def is_cuda(place: Any) -> bool:
-    """Whether `place` is what a script calls a CUDA device: a `torch.device`, or `"cuda"`, `"cuda:1"`."""
+def on_cpu(place: Any) -> Any:
+    """The CPU for what a script calls a CUDA device (a `torch.device`, `"cuda:1"`), `torch.FloatTensor` for
+    `torch.cuda.FloatTensor`; all else as it is."""
     if isinstance(place, torch.device):
-        return place.type == "cuda"
-    return isinstance(place, str) and (place == "cuda" or place.startswith("cuda:"))
+        return CPU if place.type == "cuda" else place
+    if isinstance(place, str):
+        return "cpu" if place.partition(":")[0] == "cuda" else place.replace("torch.cuda.", "torch.")
+    return place
 
 
 class _Devices:
@@ -107,24 +108,11 @@ def _moved(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """The arguments, with the CPU for every CUDA device."""
     if func is torch.device:
         return args, kwargs
-    if is_cuda(kwargs.get("device")) or (func is not Tensor.to and _is_index(kwargs.get("device"))):
-        kwargs = {**kwargs, "device": CPU}
     if func is Tensor.to:
-        args = tuple(CPU if i and (is_cuda(arg) or _is_index(arg)) else arg for i, arg in enumerate(args))
-    elif func is Tensor.type:
-        args = tuple(untyped(arg) if isinstance(arg, str) else arg for arg in args)
-    elif any(type(arg) is torch.device for arg in args):
-        args = tuple(CPU if is_cuda(arg) else arg for arg in args)
-    return args, kwargs
-
-
-def untyped(kind: str) -> str:
-    """`torch.FloatTensor` for `torch.cuda.FloatTensor`."""
-    return kind.replace("torch.cuda.", "torch.")
-
-
-def _is_index(place: Any) -> bool:
-    return isinstance(place, int) and not isinstance(place, bool)
+        args = [CPU if type(arg) is int else arg for arg in args]
+    if "device" in kwargs:
+        kwargs = {**kwargs, "device": CPU if type(kwargs["device"]) is int else on_cpu(kwargs["device"])}
+    return tuple(map(on_cpu, args)), kwargs
 
 
 def _widened(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -155,25 +143,32 @@ def without_cuda(devices: int) -> None:
 
     Together with `OnCPU`, which catches the tensors. For the rest of the process.
     """
-    for name, value in {**_answers(devices), **_effects()}.items():
-        setattr(torch.cuda, name, value)
     for name in dir(torch):
         if name.endswith("Tensor"):  # torch.cuda.FloatTensor and the like
             setattr(torch.cuda, name, getattr(torch, name))
+    for name, value in _stand_ins(devices).items():
+        setattr(torch.cuda, name, value)
     _replace_functions()
     _mix_on_cpu()
     for message in (".*pin_memory.*no accelerator", ".*CUDA is not available"):
         warnings.filterwarnings("ignore", message=message)
 
 
-def _answers(devices: int) -> dict[str, Any]:
-    """What scripts ask about the devices."""
-    gigabyte = 2**30
+#: What a CPU needn't do, and what it has none of.
+_NOTHING = "synchronize empty_cache init manual_seed manual_seed_all seed seed_all set_rng_state set_rng_state_all "
+_NOTHING += "reset_peak_memory_stats reset_max_memory_allocated set_per_process_memory_fraction"
+_NONE = "memory_allocated max_memory_allocated memory_reserved max_memory_reserved memory_cached max_memory_cached"
+
+
+def _stand_ins(devices: int) -> dict[str, Any]:
+    """What there is in `torch.cuda`, by name."""
+    memory = 16 * 2**30
     properties = types.SimpleNamespace(
-        name="CPU in place of a GPU", major=8, minor=0, total_memory=16 * gigabyte, multi_processor_count=1
+        name="CPU in place of a GPU", major=8, minor=0, total_memory=memory, multi_processor_count=1
     )
     return {
-        "is_available": _is_available,
+        # Yes to the script and its libraries; no to torch itself, which would look for the driver.
+        "is_available": lambda: asked_by_script(sys._getframe(1)),
         "device_count": lambda: devices,
         "current_device": lambda: _Devices.current,
         "set_device": _set_device,
@@ -181,30 +176,13 @@ def _answers(devices: int) -> dict[str, Any]:
         "get_device_name": lambda device=None: properties.name,
         "get_device_properties": lambda device=None: properties,
         "get_device_capability": lambda device=None: (properties.major, properties.minor),
-        "mem_get_info": lambda device=None: (properties.total_memory, properties.total_memory),
+        "mem_get_info": lambda device=None: (memory, memory),
         "is_bf16_supported": lambda including_emulation=True: True,
         "get_rng_state": lambda device="cuda": torch.get_rng_state(),
         "get_rng_state_all": lambda: [torch.get_rng_state() for _ in range(devices)],
-        **{
-            name: lambda device=None: 0
-            for name in "memory_allocated max_memory_allocated memory_reserved max_memory_reserved memory_cached "
-            "max_memory_cached".split()
-        },
-    }
-
-
-def _is_available() -> bool:
-    """Yes to the script and its libraries; no to torch itself, which would look for the driver."""
-    return asked_by_script(sys._getframe(1))
-
-
-def _effects() -> dict[str, Any]:
-    """What scripts tell the devices to do: nothing, or what a CPU can do."""
-    nothing = "synchronize empty_cache init manual_seed manual_seed_all seed seed_all set_rng_state set_rng_state_all "
-    nothing += "reset_peak_memory_stats reset_max_memory_allocated set_per_process_memory_fraction"
-    return {
         # Each its own function: torch._dynamo keeps them in a table, by identity.
-        **{name: lambda *args, **kwargs: None for name in nothing.split()},
+        **{name: lambda *args, **kwargs: None for name in _NOTHING.split()},
+        **{name: lambda device=None: 0 for name in _NONE.split()},
         "Event": _Event,
         "Stream": _Stream,
         "stream": lambda stream: contextlib.nullcontext(),
@@ -213,38 +191,38 @@ def _effects() -> dict[str, Any]:
     }
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    """What a CPU needn't do."""
+class _Done:
+    """What is asked of a device: on the CPU it has happened when the call returns."""
 
-
-class _Event:
-    """`torch.cuda.Event`: on the CPU everything has happened when the call returns."""
+    device = CPU
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.at = 0.0
+        """Whatever it is made with."""
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self, *args: Any) -> None:
+        """Nothing is waited for."""
+
+
+class _Event(_Done):
+    """`torch.cuda.Event`."""
+
+    wait = _Done.synchronize
+    _at = 0.0
 
     def record(self, stream: Any = None) -> None:
-        self.at = time.perf_counter()
+        self._at = time.perf_counter()
 
     def elapsed_time(self, end: _Event) -> float:
-        return 1000 * (end.at - self.at)
-
-    def query(self) -> bool:
-        return True
-
-    wait = synchronize = _nothing
+        return 1000 * (end._at - self._at)
 
 
-class _Stream:
+class _Stream(_Done):
     """`torch.cuda.Stream`: the CPU has only one."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.device = CPU
-
-    def query(self) -> bool:
-        return True
-
-    synchronize = wait_stream = wait_event = _nothing
+    wait_stream = wait_event = _Done.synchronize
 
     def record_event(self, event: Any = None) -> Any:
         return event or _Event()
@@ -252,49 +230,40 @@ class _Stream:
 
 def _replace_functions() -> None:
     """Functions outside `torch.cuda` that take a device, and that a `TorchFunctionMode` doesn't see."""
-    _on_cpu(torch, "load", 1, "map_location")
-    _on_cpu(torch, "set_default_device", 0, "device")
-    original = torch.set_default_tensor_type
-
-    def set_default_tensor_type(kind: Any) -> None:
-        original(untyped(kind) if isinstance(kind, str) else kind)
-
-    torch.set_default_tensor_type = set_default_tensor_type
+    _take_cpu(torch, "load", 1, "map_location")
+    _take_cpu(torch, "set_default_device", 0, "device")
+    _take_cpu(torch, "set_default_tensor_type", 0, "t")
+    generator = torch.Generator
 
     class _Kind(type):
         def __instancecheck__(cls, thing: Any) -> bool:
             return isinstance(thing, generator)
 
         def __call__(cls, device: Any = "cpu") -> Any:
-            return generator(device=CPU if is_cuda(device) else device)
+            return generator(device=on_cpu(device))
 
+    torch.Generator = _Kind("Generator", (), {})  # type: ignore[assignment,misc]
     storages: tuple[Any, ...] = (torch.UntypedStorage, torch.TypedStorage)
     for storage in storages:
         storage.cuda = lambda self, *args, **kwargs: self
-    generator = torch.Generator
-    torch.Generator = _Kind("Generator", (), {})  # type: ignore[assignment,misc]
 
 
-def _on_cpu(owner: Any, name: str, position: int, keyword: str) -> None:
-    """Make `owner.name` take CUDA devices in that argument for the CPU."""
+def _take_cpu(owner: Any, name: str, position: int, keyword: str, default: Any = None) -> None:
+    """Make `owner.name` take CUDA devices in that argument for the CPU; also in a `map_location` that is a dict."""
     original: Callable[..., Any] = getattr(owner, name)
 
+    def moved(place: Any) -> Any:
+        return {key: on_cpu(value) for key, value in place.items()} if isinstance(place, dict) else on_cpu(place)
+
+    @functools.wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
         if len(args) > position:
-            args = (*args[:position], _place(args[position]), *args[position + 1 :])
-        elif keyword in kwargs:
-            kwargs[keyword] = _place(kwargs[keyword])
+            args = (*args[:position], moved(args[position]), *args[position + 1 :])
+        else:
+            kwargs[keyword] = moved(kwargs.get(keyword, default))
         return original(*args, **kwargs)
 
-    function.__name__, function.__doc__ = name, original.__doc__
     setattr(owner, name, function)
-
-
-def _place(place: Any) -> Any:
-    """A device or a `map_location` (which may be a dict, too) without CUDA."""
-    if isinstance(place, dict):
-        return {key: _place(value) for key, value in place.items()}
-    return str(CPU) if is_cuda(place) else place
 
 
 def _mix_on_cpu() -> None:
@@ -303,19 +272,13 @@ def _mix_on_cpu() -> None:
     torch switches both off where it finds no driver. (Before torch 2.3 no `GradScaler` takes a device: it stays off.)
     `torch.cuda.amp`'s classes derive from these.
     """
+    if hasattr(torch.amp, "GradScaler"):
+        _take_cpu(torch.amp.GradScaler, "__init__", 1, "device", "cuda")
     casting: Any = torch.autocast
-    scaling: Any = getattr(torch.amp, "GradScaler", None)
     cast = casting.__init__
 
     def autocast(self: Any, device_type: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
-        place = ("cpu", torch.bfloat16) if is_cuda(device_type) else (device_type, dtype)
-        cast(self, *place, *args, **kwargs)
+        place = on_cpu(device_type)
+        cast(self, place, dtype if place == device_type else torch.bfloat16, *args, **kwargs)
 
     casting.__init__ = autocast
-    if scaling is not None:
-        scale = scaling.__init__
-
-        def scaler(self: Any, device: Any = "cuda", *args: Any, **kwargs: Any) -> None:
-            scale(self, "cpu" if is_cuda(device) else device, *args, **kwargs)
-
-        scaling.__init__ = scaler

@@ -1,10 +1,8 @@
 """What a sample draws is made a function of the sample: it doesn't matter which worker of which rank loads it.
 
-Worker processes have random numbers of their own, in the original as in its conversion, and their numbers have no
-meaning beyond that: which of them loads which batch is chance, or the number of ranks. So in workers every sample is
-loaded with generators that are seeded from its index and from how often its data set was gone through, on both sides.
-Then both sides train on the same samples, and what differs is a difference. (Without workers samples draw from the
-script's own stream, whose numbers are compared as they are.)
+Which worker loads which batch is chance, or the number of ranks. So in workers every sample is loaded with generators
+that are seeded from its index and from how often its data set was gone through, on both sides: both train on the same
+samples. (Without workers samples draw from the script's own stream, whose numbers are compared as they are.)
 """
 
 from __future__ import annotations
@@ -41,8 +39,7 @@ class _Draws:
 def install(everywhere: bool = False) -> None:
     """From now on, and for the rest of the process, samples that workers load draw by their index.
 
-    Args:
-        everywhere: without workers, too: for scripts whose ranks don't draw as one process does.
+    Those that are loaded `everywhere` do for scripts whose ranks don't draw as one process does.
     """
     make, start = DataLoader.__init__, dataloader._BaseDataLoaderIter.__init__
     seen: dict[int, tuple[Any, int]] = {}  # by id; the data set is kept, so that no other one gets its id
@@ -51,7 +48,7 @@ def install(everywhere: bool = False) -> None:
     def init(loader: Any, *args: Any, **kwargs: Any) -> None:
         make(loader, *args, **kwargs)
         if loader.worker_init_fn is not None:
-            loader.worker_init_fn = _Start(loader.worker_init_fn)
+            loader.worker_init_fn = partial(_start_worker, loader.worker_init_fn)
 
     def begin(iterator: Any, loader: Any) -> None:
         start(iterator, loader)  # which draws the base seed
@@ -66,16 +63,11 @@ def install(everywhere: bool = False) -> None:
     fetch._MapDatasetFetcher.fetch = _fetch  # type: ignore[method-assign]
 
 
-class _Start:
-    """A `worker_init_fn` of the script's."""
-
-    def __init__(self, begin: Callable[[int], None]) -> None:
-        self._begin = begin
-
-    def __call__(self, number: int) -> None:
-        before = streams.Position()
-        self._begin(number)
-        _Draws.moved = before.moved
+def _start_worker(begin: Callable[[int], None], number: int) -> None:
+    """Calls a `worker_init_fn` of the script's."""
+    before = streams.Position()
+    begin(number)
+    _Draws.moved = before.moved
 
 
 def _work(*arguments: Any) -> None:
@@ -90,12 +82,12 @@ def _fetch(fetcher: Any, order: Any) -> Any:
     if _Draws.passes is None:
         return _fetch_as_it_is(fetcher, order)
     generators = streams.generators_in(dataset)
+    several = getattr(dataset, "__getitems__", None)
+    one = (lambda index: several([index])[0]) if several else dataset.__getitem__
     if not fetcher.auto_collation:
         data = _seeded(generators, order, lambda: dataset[order])
-    elif getattr(dataset, "__getitems__", None):
-        data = [_seeded(generators, index, partial(dataset.__getitems__, [index]))[0] for index in order]
     else:
-        data = [_seeded(generators, index, partial(dataset.__getitem__, index)) for index in order]
+        data = [_seeded(generators, index, partial(one, index)) for index in order]
     # A collate_fn that draws is given the whole batch on every rank.
     batch = [*map(_plain, order)] if fetcher.auto_collation else order
     return _seeded(generators, ("batch", batch), lambda: fetcher.collate_fn(data))

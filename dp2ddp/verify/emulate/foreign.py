@@ -15,12 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def install(rank: int, on_cpu: bool, drew: Callable[[], None]) -> None:
-    """From now on, and for the rest of the process.
+    """From now on, and for the rest of the process, rank `rank`; `on_cpu` where that stands in for CUDA devices.
 
-    Args:
-        rank: this process's.
-        on_cpu: the CPU stands in for CUDA devices.
-        drew: is called when a wrapped model's forward has drawn random numbers.
+    `drew` is called when a wrapped model's forward has drawn random numbers.
     """
     stream = streams.Stream(rank=rank)
     forward: Any = DistributedDataParallel.forward

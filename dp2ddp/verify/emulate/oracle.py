@@ -28,12 +28,8 @@ _replication: Any = import_module("torch.nn.parallel.replicate")
 class EmulatedDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ignore]
     """Stands in for `nn.DataParallel`, with `n` replicas that run one after the other.
 
-    Args:
-        module: the module to run. Anything else (old scripts wrap their optimizer) is only held as `.module`.
-        device_ids: kept as given; the number of replicas doesn't depend on it.
-        output_device: kept as given.
-        dim: the dimension along which inputs are split, in `torch.chunk`'s sizes, and outputs concatenated.
-        n: the number of replicas; the class attribute `replicas` by default.
+    There are as many as `device_ids`, but no more than the class attribute `replicas`, or `n`. A `module` that is none
+    (old scripts wrap their optimizer) is only held as `.module`.
 
     Each replica has copies of the buffers (replica 0 has the originals, so only its updates in place are kept), sees
     the parameters as non-leaf tensors, and draws random numbers from its own stream, seeded as rank r's of a
@@ -56,8 +52,6 @@ class EmulatedDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ign
         nn.Module.__init__(self)
         named = len(device_ids) if isinstance(device_ids, Sequence) and device_ids else self.replicas
         self.n = min(self.replicas, named) if n is None else n
-        if self.n < 1:
-            raise ValueError(f"n must be at least 1, not {self.n}")
         self.dim = dim
         self.module = module
         self.device_ids: list[Any] = list(range(self.n) if device_ids is None else device_ids)
@@ -65,17 +59,14 @@ class EmulatedDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ign
         self._own = [Stream(rank=r) for r in range(self.n)] if self.streams is None else []
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Scatter the inputs, run a replica on each chunk, gather their outputs along `dim`.
-
-        Raises:
-            TypeError: outputs of a kind that `nn.DataParallel` doesn't gather either.
-        """
+        """Scatter the inputs, run a replica on each chunk, gather their outputs along `dim`; raises as torch's does."""
         if self.n == 1:
             return self.module(*inputs, **kwargs)
         calls = _calls(inputs, kwargs, self.n, self.dim)
-        replicas = _replicate(self.module, len(calls))
+        with mock.patch.object(_replication, "_broadcast_coalesced_reshape", _broadcast):
+            copies = _replication.replicate(self.module, [*range(len(calls))], detach=not torch.is_grad_enabled())
         outputs = []
-        for number, (stream, replica, (args, named)) in enumerate(zip(self.streams or self._own, replicas, calls)):
+        for number, (stream, replica, (args, named)) in enumerate(zip(self.streams or self._own, copies, calls)):
             with stream, keeping_saved_tensors():
                 outputs.append(self.run(number, replica, args, named))
         with _on_one_device():
@@ -92,13 +83,10 @@ def _calls(args: Any, kwargs: Any, n: int, dim: int) -> list[Any]:
     How many there are the tensors say. `torch.nn.parallel.scatter_kwargs` counts plain values as well, and then calls
     the last replicas without the batch, which is an error.
     """
-    if not args and not kwargs:
-        return [((), {})]
-    counts = [found for found in (_count_chunks(part, n, dim) for part in (args, kwargs)) if found]
-    total = counts[0] if counts else 1
+    total = _count_chunks((args, kwargs), n, dim) or 1
     with _on_one_device(total):
-        cut = [[*_nesting.scatter(part, [*range(n)], dim)][:total] for part in (args, kwargs)]
-    return [*zip(*([*parts, *([type(part)()] * total)][:total] for part, parts in zip((args, kwargs), cut)))]
+        cut = ([*_nesting.scatter(part, [*range(n)], dim)][:total] or [part] * total for part in (args, kwargs))
+        return [*zip(*cut)]
 
 
 def _count_chunks(value: Any, n: int, dim: int) -> int | None:
@@ -131,12 +119,6 @@ def _together(device: int, dim: int, *outputs: torch.Tensor) -> torch.Tensor:
     if dim == 0 and all(output.dim() == 0 for output in outputs):
         return torch.stack(outputs)
     return torch.cat(outputs, dim)
-
-
-def _replicate(module: nn.Module, count: int) -> list[nn.Module]:
-    with mock.patch.object(_replication, "_broadcast_coalesced_reshape", _broadcast):
-        copies: list[nn.Module] = _replication.replicate(module, [*range(count)], detach=not torch.is_grad_enabled())
-    return copies
 
 
 def _broadcast(tensors: Sequence[torch.Tensor], devices: Sequence[Any], detach: bool = False) -> list[Any]:

@@ -10,7 +10,7 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from dp2ddp_runtime import streams
+from dp2ddp_runtime import nesting, streams
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -37,15 +37,13 @@ def emulate(replicas: int, recorder: Recorder, *, one_gpu: bool) -> None:
     streams.own_start()
     body: dict[str, Any] = {
         "replicas": replicas,
+        "recorder": recorder,
+        "one_gpu": one_gpu,
         "streams": [streams.Stream(rank=rank) for rank in range(replicas)],
-        "run": lambda self, number, replica, args, kwargs: _run(recorder, self.module, number, replica, args, kwargs),
-        "forward": lambda self, *args, **kwargs: _forward(recorder, self, args, kwargs),
         "__module__": _HOMES[-1],
         "__qualname__": "DataParallel",
     }
-    if one_gpu:
-        body["forward"] = lambda self, *args, **kwargs: _whole(recorder, self, args, kwargs)
-    stand_in: Any = type("DataParallel", (EmulatedDataParallel,), body)
+    stand_in: Any = type("DataParallel", (_StandIn,), body)
 
     def data_parallel(
         module: nn.Module,
@@ -64,55 +62,56 @@ def emulate(replicas: int, recorder: Recorder, *, one_gpu: bool) -> None:
         vars(importlib.import_module(name))["data_parallel"] = data_parallel
 
 
-class _Running:
-    """Whether a wrapped model's forward runs."""
+class _StandIn(EmulatedDataParallel):
+    """Replicas, of which is noted what they lose; or one GPU."""
 
-    inside: ClassVar[bool] = False
+    recorder: ClassVar[Recorder]
+    one_gpu: ClassVar[bool]
+    inside: ClassVar[bool] = False  # of a wrapped model's forward
 
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.one_gpu:
+            return self._whole(args, kwargs)
+        if self.n > 1:
+            if self.inside:
+                raise RuntimeError(
+                    "a replica on another GPU than the first can't run an nn.DataParallel that is within it"
+                )
+            self.recorder.split()
+            given = [*args, *kwargs.values()]
+            rows = next((each.size(self.dim) for each in given if isinstance(each, torch.Tensor) and each.dim()), 0)
+            lists = (each for each in given if isinstance(each, (list, tuple)) and len(each) == rows > 1)
+            if any(not isinstance(each[0], torch.Tensor) for each in lists):
+                self._lose("each replica is given all of a list that has an entry for each row of the batch")
+        return super().forward(*args, **kwargs)
 
-@contextmanager
-def _inside() -> Iterator[None]:
-    _Running.inside = True
-    try:
-        yield
-    finally:
-        _Running.inside = False
+    def run(self, number: int, replica: nn.Module, args: Any, kwargs: Any) -> Any:
+        if self.inside:
+            return replica(*args, **kwargs)
+        before = _attributes(replica)
+        with mock.patch.object(_StandIn, "inside", True), cuda.on_device(number):
+            output = self.recorder.forward(self.module, number, replica, replica, args, kwargs)
+        after = _attributes(replica)
+        for name in sorted(key for key, value in after.items() if before.get(key) is not value):
+            self._lose(f"the forward assigns {name}, which stays in the replica")
+        if nesting.tensors(output, str):
+            self._lose("texts that the forward returns can't be put together")
+        return output
 
+    def _lose(self, what: str) -> None:
+        self.recorder.note("lost", what)
 
-def _forward(recorder: Recorder, model: EmulatedDataParallel, args: Any, kwargs: Any) -> Any:
-    if _Running.inside and model.n > 1:
-        raise RuntimeError("a replica on another GPU than the first can't run an nn.DataParallel that is within it")
-    given = [*args, *kwargs.values()]
-    rows = next((each.size(model.dim) for each in given if isinstance(each, torch.Tensor) and each.dim()), 0)
-    if model.n > 1:
-        recorder.split()
-        for each in given:
-            if isinstance(each, (list, tuple)) and len(each) == rows > 1 and not isinstance(each[0], torch.Tensor):
-                recorder.note("lost", "each replica is given all of a list that has an entry for each row of the batch")
-    return EmulatedDataParallel.forward(model, *args, **kwargs)
-
-
-def _run(recorder: Recorder, module: nn.Module, number: int, replica: nn.Module, args: Any, kwargs: Any) -> Any:
-    if _Running.inside:
-        return replica(*args, **kwargs)
-    returns = recorder.forward(module, number, (args, kwargs), replica)
-    before = _attributes(replica)
-    with _inside(), cuda.on_device(number):
-        output = replica(*args, **kwargs)
-    after = _attributes(replica)
-    for name in sorted(key for key, value in after.items() if before.get(key) is not value):
-        recorder.note("lost", f"the forward assigns {name}, which stays in the replica")
-    if _has_text(output):
-        recorder.note("lost", "texts that the forward returns can't be put together")
-    returns(output)
-    return output
-
-
-def _has_text(value: Any) -> bool:
-    """Whether there is a text in a value, also in lists, tuples and dictionaries."""
-    if isinstance(value, (list, tuple, dict)):
-        return any(map(_has_text, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, str)
+    def _whole(self, args: Any, kwargs: Any) -> Any:
+        """What one GPU does."""
+        if self.inside:
+            return self.module(*args, **kwargs)
+        self.recorder.split()
+        before = streams.Position()
+        with mock.patch.object(_StandIn, "inside", True), _batch_norm_by_rows(self.n):
+            output = self.recorder.forward(self.module, 0, self.module, self.module, args, kwargs)
+        if before.moved:
+            self.recorder.note("drew")
+        return output
 
 
 def _attributes(replica: nn.Module) -> dict[str, Any]:
@@ -123,21 +122,6 @@ def _attributes(replica: nn.Module) -> dict[str, Any]:
             held = {**part._buffers, **{key: value for key, value in vars(part).items() if key not in _TORCH_S_OWN}}
             found.update({f"{type(part).__name__}.{key}": value for key, value in held.items()})
     return found
-
-
-def _whole(recorder: Recorder, model: EmulatedDataParallel, args: Any, kwargs: Any) -> Any:
-    """What one GPU does."""
-    if _Running.inside:
-        return model.module(*args, **kwargs)
-    recorder.split()
-    returns = recorder.forward(model.module, 0, (args, kwargs), model.module)
-    before = streams.Position()
-    with _inside(), _batch_norm_by_rows(model.n):
-        output = model.module(*args, **kwargs)
-    if before.moved:
-        recorder.note("drew")
-    returns(output)
-    return output
 
 
 @contextmanager

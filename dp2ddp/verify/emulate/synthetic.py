@@ -1,11 +1,7 @@
 """What a script sees in place of torchvision's data sets: the same classes, filled with made-up samples.
 
-The classes themselves are changed, so whatever a script does with them goes on: names imported from anywhere,
-subclasses, `isinstance`, transforms, `repr`. Objects hold their samples, so worker processes need nothing of this,
-however they are started.
-
-Images are noise, which trains as well as any for a comparison. It comes from its split alone; no global generator is
-drawn from.
+The classes themselves are changed, so whatever a script does with them goes on: subclasses, `isinstance`, transforms.
+Objects hold their samples, so worker processes need nothing of this. Images are noise, which comes from their split.
 """
 
 from __future__ import annotations
@@ -14,60 +10,43 @@ import importlib
 import inspect
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 _CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck".split()
 
 
-@dataclass(frozen=True)
-class Maker:
-    """Makes up data.
+def install(count: int, tell: Callable[[str], None]) -> None:
+    """From now on, and for the rest of the process, torchvision's data sets are made up.
 
     Args:
         count: training samples of a data set; a test set has a quarter.
         tell: is called with the name, split and size of each data set that is made.
     """
-
-    count: int
-    tell: Callable[[str], None]
-
-    def arrays(self, dataset: Any, shape: tuple[int, ...], classes: int) -> tuple[Any, list[int]]:
-        """Images, uint8 of shape (samples, *shape), and labels: every class in turn."""
-        import numpy as np
-
-        split = "train" if dataset.train else "test"
-        count = self.count if dataset.train else max(1, self.count // 4)
-        self.tell(f"{type(dataset).__name__} {split} ({count} samples)")
-        noise = np.random.default_rng(zlib.crc32(split.encode())).integers(0, 256, (count, *shape), dtype=np.uint8)
-        return noise, [number % classes for number in range(count)]
-
-
-def install(maker: Maker) -> None:
-    """From now on, and for the rest of the process, torchvision's data sets are made up by `maker`."""
     try:
         datasets: Any = importlib.import_module("torchvision.datasets")
     except ImportError:  # the script can't have them either
         return
-    datasets.MNIST._check_legacy_exist = lambda dataset: False
-    datasets.MNIST._check_exists = lambda dataset: True
-    datasets.MNIST.download = lambda dataset: None
-    datasets.MNIST._load_data = lambda dataset: _mnist(dataset, maker)
-    datasets.CIFAR10.__init__ = _cifar(datasets.CIFAR10, maker)
 
+    def arrays(dataset: Any, shape: tuple[int, ...], classes: int) -> tuple[Any, list[int]]:
+        """Images, uint8 of shape (samples, *shape), and labels: every class in turn."""
+        import numpy as np
 
-def _mnist(dataset: Any, maker: Maker) -> tuple[Any, Any]:
-    """In place of what MNIST, and classes derived from it, read."""
-    import torch
+        split, samples = ("train", count) if dataset.train else ("test", max(1, count // 4))
+        tell(f"{type(dataset).__name__} {split} ({samples} samples)")
+        noise = np.random.default_rng(zlib.crc32(split.encode())).integers(0, 256, (samples, *shape), dtype=np.uint8)
+        return noise, [number % classes for number in range(samples)]
 
-    images, targets = maker.arrays(dataset, (28, 28), 10)
-    return torch.from_numpy(images), torch.tensor(targets)
+    def load_mnist(dataset: Any) -> tuple[Any, Any]:
+        """In place of what MNIST, and classes derived from it, read."""
+        import torch
 
+        images, targets = arrays(dataset, (28, 28), 10)
+        return torch.from_numpy(images), torch.tensor(targets)
 
-def _cifar(kind: Any, maker: Maker) -> Any:
-    signature, begin = inspect.signature(kind.__init__), kind.__mro__[1].__init__
+    mnist, cifar = datasets.MNIST, datasets.CIFAR10
+    signature, begin = inspect.signature(cifar.__init__), cifar.__mro__[1].__init__
 
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+    def make_cifar(self: Any, *args: Any, **kwargs: Any) -> None:
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
         given = bound.arguments
@@ -76,6 +55,8 @@ def _cifar(kind: Any, maker: Maker) -> Any:
         hundred = self.meta["key"] == "fine_label_names"
         self.classes = [f"class {number}" for number in range(100)] if hundred else list(_CIFAR10)
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
-        self.data, self.targets = maker.arrays(self, (32, 32, 3), len(self.classes))
+        self.data, self.targets = arrays(self, (32, 32, 3), len(self.classes))
 
-    return __init__
+    mnist._check_legacy_exist, mnist._check_exists = lambda dataset: False, lambda dataset: True
+    mnist.download, mnist._load_data = lambda dataset: None, load_mnist
+    cifar.__init__ = make_cifar

@@ -46,7 +46,6 @@ class Recording:
             opened to write). "logged": each line that the script logged.
     """
 
-    folder: Path
     starts: dict[int, Event] = field(default_factory=dict)
     steps: list[Event] = field(default_factory=list)
     losses: list[Event] = field(default_factory=list)
@@ -62,47 +61,42 @@ class Recording:
 
 
 def read(folder: Path) -> Recording:
-    """The recording in `folder`.
-
-    Raises:
-        FileNotFoundError: nothing was recorded there.
-    """
-    recording = Recording(folder)
+    """The recording in `folder`. Raises `FileNotFoundError` where nothing was recorded."""
+    found = Recording()
+    lists = {"step": found.steps, "loss": found.losses, "forward": found.forwards}
     known: dict[tuple[str, int], Any] = {}  # of each optimizer, what is written where it changes
     with (folder / "events.jsonl").open("rb") as file:
         for line in file:
-            if line.endswith(b"\n"):  # else the process was killed there
-                _add(recording, SimpleNamespace(**json.loads(line)), known)
-    return recording
+            if not line.endswith(b"\n"):  # the process was killed there
+                break
+            event = SimpleNamespace(**json.loads(line))
+            if event.kind in ("start", "step"):
+                _complete(event, known)
+            if event.kind == "start":
+                found.starts[event.optimizer] = event
+            elif event.kind == "batch":
+                found.batches[event.iterator, event.number] = event
+            elif event.kind == "loader":
+                found.loaders[event.iterator] = event.made_with
+            elif event.kind in ("step", "loss", "forward"):
+                lists[event.kind].append(event)
+            else:
+                found.noted[event.kind].append(event.value)
+    return found
 
 
-def _add(recording: Recording, event: Event, known: dict[tuple[str, int], Any]) -> None:
-    if event.kind in ("start", "step"):
-        event.slots = event.slots and [Slot(name, dtype, tuple(shape)) for name, dtype, shape in event.slots]
-        for name in ("slots", "settings"):
-            if getattr(event, name) is None:
-                setattr(event, name, known[name, event.optimizer])
-            known[name, event.optimizer] = getattr(event, name)
-        # A list of Python's floats would take four times the memory.
-        event.sketches = [array("d", sketch) for sketch in event.sketches]
-        if event.kind == "step":
-            recording.steps.append(event)
-        else:
-            recording.starts[event.optimizer] = event
-    elif event.kind == "batch":
-        recording.batches[event.iterator, event.number] = event
-    elif event.kind == "loader":
-        recording.loaders[event.iterator] = event.made_with
-    elif event.kind in ("losses", "forwards"):
-        getattr(recording, event.kind).append(event)
-    else:
-        recording.noted[event.kind].append(event.value)
+def _complete(event: Event, known: dict[tuple[str, int], Any]) -> None:
+    """Gives an optimizer's event what was written at an earlier one."""
+    event.slots = event.slots and [Slot(name, dtype, tuple(shape)) for name, dtype, shape in event.slots]
+    for name in ("slots", "settings"):
+        if getattr(event, name) is None:
+            setattr(event, name, known[name, event.optimizer])
+        known[name, event.optimizer] = getattr(event, name)
+    # A list of Python's floats would take four times the memory.
+    event.sketches = [array("d", sketch) for sketch in event.sketches]
 
 
 def global_losses(recordings: Sequence[Recording]) -> list[float]:
     """The losses over all ranks: the one that they share, or the mean of theirs."""
-    return [_combine([loss.value for loss in losses]) for losses in zip(*(each.losses for each in recordings))]
-
-
-def _combine(values: Sequence[float]) -> float:
-    return values[0] if len({*values}) == 1 else math.fsum(values) / len(values)
+    losses = zip(*([loss.value for loss in each.losses] for each in recordings))
+    return [values[0] if len({*values}) == 1 else math.fsum(values) / len(values) for values in losses]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True)
@@ -34,37 +33,15 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Request:
-    """What to verify.
-
-    Args:
-        script: the original.
-        arguments: the script's own.
-        converted: the converted script; None: convert the original.
-        options: how both run. `float64` is chosen by the verification.
-        allow_ddp: convert a script that can also set up DistributedDataParallel itself.
-    """
-
-    script: Path
-    arguments: Sequence[str] = ()
-    converted: Path | None = None
-    options: Options = field(default_factory=Options)
-    allow_ddp: bool = False
-
-
-@dataclass(frozen=True)
 class Task:
-    """What one process runs and records: a script with its arguments, in a run whose folder is `folder`.
-
-    Args:
-        original: it is the side with `nn.DataParallel`.
-    """
+    """What one process runs and records: a rank's script, or the original, in a run whose folder is `folder`."""
 
     folder: str
     script: str
     arguments: Sequence[str]
     options: Options
     original: bool = False
+    rank: int = 0
 
     def as_text(self) -> str:
         """In one line."""

@@ -1,31 +1,28 @@
 """Run a script as `__main__` and record it: `python -m dp2ddp.verify.run.run_script PARENT TASK` (an `options.Task`).
 
-It ends when the process PARENT does. The recording (see `hooks`) goes to `rank<r>` in the run's folder, r being
-`RANK` under torchrun and 0 otherwise. The script is run as Python runs it: same `sys.argv`, `sys.path[0]`, working
-directory, output and exit code.
+It ends when the process PARENT does. The recording (see `step_hooks`) goes to `rank<r>` in the run's folder. The script
+is run as Python runs it: same `sys.argv`, `sys.path[0]`, working directory, output and exit code.
 """
 
 from __future__ import annotations
 
 import builtins
+import fcntl
 import io
-import json
 import logging
 import os
-import random
 import struct
 import sys
+import termios
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import dp2ddp_runtime
 import torch
 from dp2ddp_runtime import WrappedModel, place
-from dp2ddp_runtime.birth import LAUNCHED
 from torch.nn.parallel import DistributedDataParallel
 
 from dp2ddp.verify.emulate import clock, cuda, draws, foreign, stand_in, synthetic
@@ -33,10 +30,6 @@ from dp2ddp.verify.run import scratch
 from dp2ddp.verify.run.run_options import Task
 from dp2ddp.verify.run.step_hooks import Recorder
 from dp2ddp.verify.start import cleanup
-
-with suppress(ImportError):  # Windows has no such terminals
-    import fcntl
-    import termios
 
 _LINES, _COLUMNS = 24, 80
 
@@ -53,12 +46,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Relative, as a user types it: what a script prints of it must not tell where this side runs.
     name = os.path.join(os.path.relpath(os.path.realpath(sys.path[0])), os.path.basename(script))
     sys.argv = [os.path.normpath(name), *task.arguments]
-    with Recorder(folder / f"rank{_rank()}", options.steps) as recorder, ExitStack() as modes:
+    with Recorder(folder / f"rank{task.rank}", options.steps) as recorder, ExitStack() as modes:
         # The working directory, and the script's own where that is another one.
-        scratch.protect(folder, *([recorder.wrote] if _rank() else []))
+        scratch.protect(folder, *([recorder.wrote] if task.rank else []))
         _watch(task, recorder)
         if options.synthetic is not None:
-            synthetic.install(synthetic.Maker(options.synthetic, partial(recorder.note, "synthetic")))
+            synthetic.install(options.synthetic, partial(recorder.note, "synthetic"))
         if not options.cuda or options.float64:
             modes.enter_context(cuda.OnCPU(not options.cuda, options.float64))
         _run(script)
@@ -70,23 +63,21 @@ def _prepare(task: Task, folder: Path) -> None:
     place.leave_out(os.path.dirname(os.path.dirname(__file__)))
     if not options.cuda:
         cuda.without_cuda(max(options.replicas, 2))
-        _show_cuda()
-    _leave_out_line_numbers()
+        # What a converted script asks the runtime for is CUDA's, as the original's; a rank sees one device.
+        vars(dp2ddp_runtime)["device"] = lambda otherwise=None: torch.device("cuda", 0)
+    logging.setLogRecordFactory(_Record)
     if options.float64:
         torch.set_default_dtype(torch.float64)
-    _seed(_rank())  # torchrun's ranks differ, too, in scripts that don't seed
+    # For scripts that don't seed; torchrun's ranks differ, too. Large, as torch's own is: scripts divide it by 2**32.
+    dp2ddp_runtime.seed_everything((1 << 40) + task.rank)
     draws.install(everywhere=options.foreign)
-    clock.install(os.path.join(folder, ""), _begun(folder.parent), behind=_rank())
-    if _rank() and not task.original and not options.foreign:  # a rank that a wrap starts prints nowhere
+    with suppress(FileExistsError), open(folder.parent / "begun", "x"):
+        pass  # the first of the runs that are compared
+    begun = (folder.parent / "begun").stat().st_mtime_ns
+    clock.install(os.path.join(folder, ""), begun, behind=task.rank)
+    if task.rank and not task.original and not options.foreign:  # a rank that a wrap starts prints nowhere
         with open(os.devnull, "w") as nothing:
             os.dup2(nothing.fileno(), 1)
-
-
-def _begun(place: Path) -> int:
-    """When the first of the runs that share a place began, in ns since 1970."""
-    with suppress(FileExistsError), open(place / "begun", "x"):
-        pass
-    return (place / "begun").stat().st_mtime_ns
 
 
 def _watch(task: Task, recorder: Recorder) -> None:
@@ -96,10 +87,10 @@ def _watch(task: Task, recorder: Recorder) -> None:
         if not options.cuda:
             stand_in.emulate(options.replicas, recorder, one_gpu=options.one_gpu)
     elif options.foreign and options.replicas > 1:
-        recorder.watch_replicas(DistributedDataParallel, _rank())
-        foreign.install(_rank(), not options.cuda, partial(recorder.note, "drew"))
+        recorder.watch_replicas(DistributedDataParallel, task.rank)
+        foreign.install(task.rank, not options.cuda, partial(recorder.note, "drew"))
     else:
-        recorder.watch_replicas(WrappedModel, _rank())
+        recorder.watch_replicas(WrappedModel, task.rank)
 
 
 def _run(script: str) -> None:
@@ -112,16 +103,10 @@ def _run(script: str) -> None:
     exec(code, vars(main))
 
 
-def _leave_out_line_numbers() -> None:
+class _Record(logging.LogRecord):
     """What a script logs has line 0 everywhere: a conversion moves lines."""
-    make = logging.getLogRecordFactory()
 
-    def record(*args: Any, **kwargs: Any) -> logging.LogRecord:
-        made = make(*args, **kwargs)
-        made.lineno = 0
-        return made
-
-    logging.setLogRecordFactory(record)
+    lineno = property(lambda self: 0, lambda self, line: vars(self).update(lineno=0))
 
 
 def _show_terminal() -> None:
@@ -132,7 +117,7 @@ def _show_terminal() -> None:
     """
     try:
         _, terminal = os.openpty()  # the other end stays open as long as this process
-    except (AttributeError, OSError):  # the system has none to give
+    except OSError:  # the system has none to give
         return
     mode = termios.tcgetattr(terminal)
     mode[3] &= ~(termios.ICANON | termios.ECHO)
@@ -140,25 +125,6 @@ def _show_terminal() -> None:
     termios.tcsetattr(terminal, termios.TCSANOW, mode)
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", _LINES, _COLUMNS, 0, 0))
     os.dup2(terminal, 0)
-
-
-def _seed(value: int) -> None:
-    """Seed the generators that scripts draw from, for those that don't seed them."""
-    random.seed(value)
-    torch.manual_seed((1 << 40) + value)  # large, as torch's own is: scripts divide `torch.initial_seed()` by 2**32
-    numpy = sys.modules.get("numpy")  # if torch has it
-    if numpy is not None:
-        numpy.random.seed(value)
-
-
-def _rank() -> int:
-    return int({**os.environ, **json.loads(os.environ.get(LAUNCHED, "{}"))}.get("RANK", "0"))
-
-
-def _show_cuda() -> None:
-    """What a converted script asks the runtime for is a CUDA device, as `torch.device("cuda")` is to the original."""
-    show: Any = lambda otherwise=None: torch.device("cuda", 0)  # noqa: E731 -- a rank sees one device
-    dp2ddp_runtime.device = show
 
 
 if __name__ == "__main__":

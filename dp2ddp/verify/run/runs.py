@@ -63,10 +63,6 @@ class Run:
         """What rank `rank` wrote to `stream` ("stdout" or "stderr")."""
         return (self.folder / f"rank{rank}" / f"{stream}.txt").read_text(errors="replace")
 
-    def hide(self, text: str) -> str:
-        """`text` without the path of this run's folder, which the script doesn't have from the user."""
-        return text.replace(str(self.folder.resolve()), "")
-
     def recordings(self) -> list[Recording]:
         """Each rank's recording. Raises `FileNotFoundError` where a process didn't get that far.
 
@@ -106,10 +102,8 @@ class Running:
     def poll(self) -> Run | None:
         """The run if every process has ended, else None.
 
-        When a rank fails the others have `GRACE` seconds; after `timeout` seconds all are ended.
-
-        Raises:
-            subprocess.TimeoutExpired: the run took longer than its timeout.
+        When a rank fails the others have `GRACE` seconds. After `timeout` seconds all are ended, and
+        `subprocess.TimeoutExpired` is raised, whose `cmd` is the folder's name.
         """
         if self._poll():
             failed = any(self._codes.values())
@@ -118,7 +112,7 @@ class Running:
             if time.monotonic() > self._deadline:
                 self.kill()
                 if not failed:
-                    raise subprocess.TimeoutExpired("a run", self._timeout)
+                    raise subprocess.TimeoutExpired(self.folder.name, self._timeout)
             return None
         codes = tuple(code or 0 for code in self._codes.values())
         return Run(self.folder, codes, time.monotonic() - self._started)
@@ -143,24 +137,20 @@ class Running:
             self.kill()
 
 
-def together(running: Mapping[str, Running], look: Callable[[Mapping[str, Run]], None] | None = None) -> dict[str, Run]:
+def together(
+    running: Mapping[str, Running], look: Callable[[Mapping[str, Run]], object] = lambda done: None
+) -> dict[str, Run]:
     """Wait until several runs have ended. `look` is called every so often with those that have.
 
-    Raises:
-        subprocess.TimeoutExpired: one took longer than its timeout; its `cmd` says which.
+    Raises as `poll` does.
     """
     done: dict[str, Run] = {}
     while True:
         for name in running.keys() - done.keys():
-            try:
-                run = running[name].poll()
-            except subprocess.TimeoutExpired as late:
-                late.cmd = name
-                raise
+            run = running[name].poll()
             if run is not None:
                 done[name] = run
-        if look is not None:
-            look(done)
+        look(done)
         if len(done) == len(running):
             return done
         time.sleep(_LOOK_EVERY)
@@ -182,13 +172,9 @@ def start(
     converted script are started as torchrun starts them, without its agent, which takes as long to start as the
     script.
 
-    Args:
-        script: it runs in `folder/work`, which may be filled beforehand (`scratch.fill`), the script being in it.
-        arguments: the script's own.
-        server: that starts it.
-        original: whether it is the side with `nn.DataParallel`.
+    It runs in `folder/work`, which may be filled beforehand (`scratch.fill`), the script being in it. `moved`: folders
+    of the user's, and what stands for each in the run.
     """
-    task = Task(str(folder.resolve()), os.path.abspath(script), arguments, options, original)
     work = folder.resolve() / "work"
     work.mkdir(parents=True, exist_ok=True)
     shared = client.environment(moved)
@@ -202,8 +188,9 @@ def start(
     for rank, variables in enumerate([{}] if original else _places(options)):
         here = folder.resolve() / f"rank{rank}"
         here.mkdir(exist_ok=True)
+        task = Task(str(folder.resolve()), os.path.abspath(script), arguments, options, original, rank).as_text()
         # CUDA isn't made to be forked.
-        started.append(server.start([task.as_text()], work, {**shared, **variables}, here, fork=not options.cuda))
+        started.append(server.start([task], work, {**shared, **variables}, here, fork=not options.cuda))
     return Running(folder, server, started, options.timeout)
 
 
@@ -212,7 +199,9 @@ def _places(options: Options) -> list[dict[str, str]]:
     common = {} if options.cuda else {"DP2DDP_DEVICE": "cpu"}
     if options.replicas == 1:
         return [{**common, "DP2DDP_NPROC": "1"}]
-    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "PYTHONHASHSEED": "0"}
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     size = str(options.replicas)
     ranks = []
     for rank in map(str, range(options.replicas)):
@@ -221,10 +210,3 @@ def _places(options: Options) -> list[dict[str, str]]:
         told = place if options.foreign else {LAUNCHED: json.dumps(place)}
         ranks.append({**common, **told})
     return ranks
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

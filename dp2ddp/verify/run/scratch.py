@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -57,9 +57,7 @@ def _holds_python(entry: Path) -> bool:
     """Whether it is a module, or one or a package is among the first that lie in it."""
     if not entry.is_dir() or not os.access(entry, os.R_OK | os.X_OK):
         return entry.suffix == ".py"
-    with os.scandir(entry) as found:
-        first = [*islice(found, MOST_FILES)]
-    return any(each.name.endswith(".py") or os.path.exists(os.path.join(each.path, "__init__.py")) for each in first)
+    return any(each.suffix == ".py" or (each / "__init__.py").is_file() for each in islice(entry.iterdir(), MOST_FILES))
 
 
 def put(work: Path, name: Path, source: Path) -> None:
@@ -88,43 +86,26 @@ def is_output(path: Path) -> bool:
 def protect(folder: Path, wrote: Callable[[Any], object] = lambda path: None) -> None:
     """From now on, a link under `folder` that this process opens for writing becomes a file of its own first.
 
-    Sees every `open` of Python's, `torch.save` and `ddp.save`; not what other libraries open in C.
-
-    Args:
-        wrote: is called with each path that is opened to write.
+    Sees every `open` of Python's, `torch.save` and `ddp.save`; not what other libraries open in C. `wrote` is called
+    with each path that is opened to write.
     """
     root = str(folder.resolve())
 
     def begin(path: Any) -> None:
         if isinstance(path, (str, bytes, os.PathLike)):
-            _detach(os.path.abspath(os.fsdecode(path)), root)
+            link = os.path.abspath(os.fsdecode(path))
+            inside = os.path.islink(link) and os.path.realpath(os.path.dirname(link)).startswith(root)
+            if inside and os.path.isfile(link):
+                shutil.copyfile(os.path.realpath(link), link + COPY)
+                os.replace(link + COPY, link)
             wrote(os.fsdecode(path))
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
-        if event == "open" and _is_write(args[1], args[2]):
-            begin(args[0])
-
-    sys.addaudithook(hook)
-    _protect_from_save(begin)
-
-
-def _detach(link: str, root: str) -> None:
-    """Make `link`, if it is one under `root`, a copy of what it leads to."""
-    if os.path.islink(link) and os.path.realpath(os.path.dirname(link)).startswith(root) and os.path.isfile(link):
-        copy = link + COPY
-        shutil.copyfile(os.path.realpath(link), copy)
-        os.replace(copy, link)
-
-
-def _is_write(mode: Any, flags: Any) -> bool:
-    if isinstance(mode, str):
-        return any(letter in mode for letter in "wax+")
-    return bool(isinstance(flags, int) and flags & _WRITING)
-
-
-def _protect_from_save(begin: Callable[[Any], None]) -> None:
-    import torch
-    from dp2ddp_runtime import checkpoint
+        if event == "open":
+            path, mode, flags = args
+            is_write = {*"wax+"} & {*mode} if isinstance(mode, str) else isinstance(flags, int) and flags & _WRITING
+            if is_write:
+                begin(path)
 
     def detaching(save: Callable[..., None]) -> Callable[..., None]:
         def detached(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
@@ -133,16 +114,20 @@ def _protect_from_save(begin: Callable[[Any], None]) -> None:
 
         return detached
 
+    import torch
+    from dp2ddp_runtime import checkpoint
+
+    sys.addaudithook(hook)
     torch.save = detaching(torch.save)
     # It follows a link before torch sees a name. Within `ddp.save`, which looks from which line it is called.
     checkpoint._save_whole = detaching(checkpoint._save_whole)
 
 
 def _is_small(folder: Path) -> bool:
-    return sum(1 for _ in zip(_walk(folder), range(MOST_FILES + 1))) <= MOST_FILES
-
-
-def _walk(folder: Path) -> Iterator[str]:
+    count = 0
     for _, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if name not in _LEFT_OUT]
-        yield from files
+        count += len(files)
+        if count > MOST_FILES:
+            return False
+    return True

@@ -46,12 +46,7 @@ class SideBySide:
 
 
 def prepare(script: Path, converted: Path | None, *, allow_ddp: bool = False) -> SideBySide:
-    """Read the original, with what it imports from its own project, and its conversion.
-
-    Args:
-        script: the original.
-        converted: the converted script; None: convert the original.
-        allow_ddp: of the conversion, if there is one.
+    """Read the original, with what it imports from its own project, and its conversion; make that if there is none.
 
     Raises:
         BadInput: a script that can't be read or converted.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import gc
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from dp2ddp_runtime import codec
 from torch import nn
 from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
@@ -26,10 +26,8 @@ def sketch(tensor: torch.Tensor) -> list[float]:
     Matias, Szegedy: The space complexity of approximating the frequency moments, 1996; `compare.steps` takes it).
     """
     dense = tensor.detach().cpu().contiguous()
-    # Through the address: without NumPy there is no other way that doesn't go element by element.
-    bytes_ = (ctypes.c_char * (dense.numel() * dense.element_size())).from_address(dense.data_ptr())
     flat = (torch.view_as_real(dense) if dense.is_complex() else dense).flatten().double()
-    return [zlib.crc32(bytes_), *_signed_sums(flat, _SUMS)]
+    return [zlib.crc32(codec.memory(dense)), *_signed_sums(flat, _SUMS)]
 
 
 def sums(tensor: torch.Tensor) -> list[float]:
@@ -67,10 +65,9 @@ def parameters(optimizer: Optimizer) -> list[torch.Tensor]:
 
 
 def gradients(optimizer: Optimizer) -> list[float | None]:
-    """The norm of each parameter's gradient, in float64; None for one that has none."""
-    grads = [param.grad for param in parameters(optimizer)]
-    found = iter(norms([_dense(grad) for grad in grads if grad is not None]))
-    return [None if grad is None else next(found) for grad in grads]
+    """The norm of each parameter's gradient; None for one that has none."""
+    grads = (param.grad for param in parameters(optimizer))
+    return [None if grad is None else norm(_dense(grad)) for grad in grads]
 
 
 def has_gradients(optimizer: Optimizer) -> bool:
@@ -78,12 +75,9 @@ def has_gradients(optimizer: Optimizer) -> bool:
     return any(bool(_dense(param.grad).any()) for param in parameters(optimizer) if param.grad is not None)
 
 
-def norms(tensors: Sequence[torch.Tensor]) -> list[float]:
-    """The tensors' norms, in float64."""
-    if not tensors:
-        return []
-    each = [torch.linalg.vector_norm(tensor.detach().double()) for tensor in tensors]
-    return [float(value) for value in torch.stack([value.cpu() for value in each]).tolist()]
+def norm(tensor: torch.Tensor) -> float:
+    """In float64."""
+    return float(torch.linalg.vector_norm(tensor.detach().double()))
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -107,18 +101,14 @@ def settings(optimizer: Optimizer) -> list[dict[str, Any]]:
             "class": type(optimizer).__name__,
             "parameters": len(group["params"]),
             "trained": sum(param.requires_grad for param in group["params"]),
-            **{name: _setting(value) for name, value in group.items() if name not in _NOT_TOLD},
+            **{
+                name: plain(value, lambda each: repr(type(each)))
+                for name, value in group.items()
+                if name not in _NOT_TOLD
+            },
         }
         for group in optimizer.param_groups
     ]
-
-
-def _setting(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [_setting(item) for item in value]
-    if isinstance(value, torch.Tensor):
-        return value.tolist()
-    return value if isinstance(value, (int, float, str, type(None))) else repr(type(value))
 
 
 def of_loader(loader: DataLoader[Any]) -> dict[str, Any]:
@@ -133,28 +123,24 @@ def of_loader(loader: DataLoader[Any]) -> dict[str, Any]:
     }
 
 
-def plain(index: Any) -> Any:
-    """A batch's sample indices for JSON; what isn't a number (a custom sampler's key) as its repr."""
-    if isinstance(index, torch.Tensor) or type(index).__module__ == "numpy":
-        index = index.tolist()
-    if isinstance(index, (list, tuple)):
-        return [plain(item) for item in index]
-    try:
-        return int(index)
-    except (TypeError, ValueError):
-        return repr(index)
+def plain(value: Any, otherwise: Callable[[Any], str] = repr) -> Any:
+    """A batch's sample indices, or a setting, for JSON; what has no such form (a custom sampler's key) as a text."""
+    if isinstance(value, torch.Tensor) or type(value).__module__ == "numpy":
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [plain(item, otherwise) for item in value]
+    return value if isinstance(value, (int, float, str, type(None))) else otherwise(value)
 
 
 def names(optimizer: Optimizer) -> list[str]:
-    """The class of the largest module that holds each of the optimizer's parameters, and what it is called there,
-    without any `module.`: `Net.conv1.weight`.
-
-    The module is looked for among all live objects: nothing in an optimizer leads to it.
-    """
+    """The class of the largest module (of all live ones: no optimizer leads there) that holds each parameter,
+    and what it is called there, without any `module.`: `Net.conv1.weight`."""
     params = parameters(optimizer)
     wanted = {id(param) for param in params}
     found: dict[int, str] = {}
-    for module in _modules_by_size():
+    # By type(), not isinstance(): some objects import half a package when asked for their class.
+    modules = (each for each in gc.get_objects() if issubclass(type(each), nn.Module) and "_modules" in each.__dict__)
+    for module in sorted(modules, key=lambda each: -sum(1 for _ in each.modules())):
         kind = type(getattr(module, "module", module)).__name__
         for name, param in module.named_parameters():
             if id(param) in wanted:
@@ -162,10 +148,3 @@ def names(optimizer: Optimizer) -> list[str]:
         if len(found) == len(wanted):
             break
     return [found.get(id(param), f"parameter {index}") for index, param in enumerate(params)]
-
-
-def _modules_by_size() -> list[nn.Module]:
-    # By type(), not isinstance(): some objects import half a package when asked for their class.
-    modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
-    complete = [module for module in modules if "_modules" in module.__dict__]
-    return sorted(complete, key=lambda module: -sum(1 for _ in module.modules()))

@@ -1,8 +1,7 @@
 """Hooks that write down what a training script does, without changing it.
 
-A recording is a folder with `events.jsonl`: one JSON object a line, in the order in which things happened. Of
-parameters a few numbers are kept (`state.sketch`). It is written as the script goes, so a script that is killed leaves
-what it did so far. `recording` reads it.
+A recording is a folder with `events.jsonl`: one JSON object a line, written as things happen. Of parameters a few
+numbers are kept (`state.sketch`). `recording` reads it.
 """
 
 from __future__ import annotations
@@ -11,11 +10,14 @@ import json
 import logging
 import os
 import sys
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
+from unittest import mock
 
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -23,18 +25,12 @@ from torch.utils.data import dataloader
 
 from dp2ddp.verify.run import scratch, state
 
-
-class StepsDone(SystemExit):
-    """Ends a script after the number of optimizer steps that was asked for; not an error."""
+# The modules that call the forward of a wrapped model.
+_RUNNING_REPLICAS = ("dp2ddp_runtime.model", "dp2ddp.verify.emulate.oracle", "torch.nn.parallel.parallel_apply")
 
 
 class Recorder:
-    """Records one process.
-
-    Args:
-        folder: where to write; made if missing.
-        steps: ends the script after so many; None: never.
-    """
+    """Records one process in `folder`, and ends the script after so many `steps`, if a number is given."""
 
     def __init__(self, folder: Path, steps: int | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -46,15 +42,14 @@ class Recorder:
         self._iterators = self._calls = 0
         self._told: set[Any] = set()  # what is noted once
         self._now: Any = None  # before a step: the optimizer's settings and gradients
-        self._optimizers: dict[int, int] = {}
         self._known: dict[tuple[str, int], Any] = {}  # of each optimizer, what is written where it changes
-        self._kept: list[Optimizer] = []  # an optimizer that dies would leave its id() to another one
+        self._used: list[Optimizer] = []  # in the order of their first steps
         self._made: list[weakref.ref[Optimizer]] = []
-        self._undo: list[Callable[[], None]] = []
+        self._watching = ExitStack()
 
     def __enter__(self) -> Recorder:
-        self._undo.append(register_optimizer_step_pre_hook(self._before_step).remove)
-        self._undo.append(register_optimizer_step_post_hook(self._after_step).remove)
+        self._watching.callback(register_optimizer_step_pre_hook(self._before_step).remove)
+        self._watching.callback(register_optimizer_step_post_hook(self._after_step).remove)
         iterator = dataloader._BaseDataLoaderIter
         self._watch(Optimizer, "__init__", after=lambda _, made, *a, **k: self._made.append(weakref.ref(made)))
         self._watch(torch.autograd, "backward", before=self._on_backward)
@@ -67,9 +62,7 @@ class Recorder:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for undo in reversed(self._undo):
-            undo()
-        self._undo.clear()
+        self._watching.close()
         self._events.close()
 
     def note(self, kind: str, value: Any = True) -> None:
@@ -83,41 +76,32 @@ class Recorder:
         self._calls += 1
         self.note("split")
 
-    def forward(self, module: Any, replica: int, call: Any, runs: Any) -> Callable[[Any], None]:
-        """Notes what a replica of a wrapped model is called with, in which mode, and with which buffers.
+    def forward(self, module: Any, number: int, replica: Any, call: Any, args: Any, kwargs: Any) -> Any:
+        """Calls a replica of a wrapped model, and notes with what, in which mode, its buffers, and what it gives.
 
-        Args:
-            runs: the replica itself, which has the buffers.
-
-        Returns what is to be called with what it returns.
+        The replica, with its `number`, has the buffers; `call` is what is called.
         """
         modes = [module.training, sum(part.training for part in module.modules())]
-        told = {"model": type(module).__name__, "call": self._calls, "replica": replica, "modes": modes}
-        buffers = _buffers(runs)
-        told["buffers"] = dict(zip(buffers, state.norms([*buffers.values()])))
-        told["given"] = [*map(state.sums, state.tensors_in(call))]
-
-        def returns(output: Any) -> None:
-            self._write("forwards", **told, returned=[*map(state.sums, state.tensors_in(output))])
-
-        return returns
+        told = {"model": type(module).__name__, "call": self._calls, "replica": number, "modes": modes}
+        # Buffers of numbers that a forward may change: running statistics.
+        told["buffers"] = {name: state.norm(each) for name, each in replica.named_buffers() if each.is_floating_point()}
+        given = [*map(state.sums, state.tensors_in((args, kwargs)))]
+        output = call(*args, **kwargs)
+        self._write("forward", **told, given=given, returned=[*map(state.sums, state.tensors_in(output))])
+        return output
 
     def watch_replicas(self, kind: Any, rank: int) -> None:
         """Notes the calls of this rank's replicas: of the runtime's wrapped models, or of `DistributedDataParallel`."""
-        is_runtimes = hasattr(kind, "_run")
-        name = "_run" if is_runtimes else "forward"
+        name = "_run" if hasattr(kind, "_run") else "forward"  # (the runtime's is given what to call it with)
         original = getattr(kind, name)
 
         def watched(model: Any, *args: Any, **kwargs: Any) -> Any:
             self._calls += 1
-            call = (args[1].args, args[1].kwargs) if is_runtimes else (args, kwargs)
-            returns = self.forward(model.module, rank, call, model.module)
-            output = original(model, *args, **kwargs)
-            returns(output)
-            return output
+            given = (args[1].args, args[1].kwargs) if name == "_run" else (args, kwargs)
+            run = lambda *_, **__: original(model, *args, **kwargs)  # noqa: E731
+            return self.forward(model.module, rank, model.module, run, *given)
 
-        setattr(kind, name, watched)
-        self._undo.append(lambda: setattr(kind, name, original))
+        self._watching.enter_context(mock.patch.object(kind, name, watched))
 
     def wrote(self, path: str) -> None:
         """Notes a file below the working directory that this process opens to write, once."""
@@ -142,8 +126,7 @@ class Recorder:
             after(result, *args, **kwargs)
             return result
 
-        setattr(owner, name, watched)
-        self._undo.append(lambda: setattr(owner, name, original))
+        self._watching.enter_context(mock.patch.object(owner, name, watched))
 
     def _write(self, kind: str, **values: Any) -> None:
         """A line for `recording.Recording`, which says what each kind holds."""
@@ -151,18 +134,15 @@ class Recorder:
 
     def _at(self) -> str | None:
         """The script's own line that is running, as `train.py:12`; None where it isn't the script that runs."""
-        frame = sys._getframe(2)
-        while frame is not None and not frame.f_code.co_filename.startswith(self._tops):
-            frame = frame.f_back  # type: ignore[assignment]
-        if frame is None:
-            return None
-        return f"{os.path.relpath(frame.f_code.co_filename, self._work)}:{frame.f_lineno}"
+        for frame, line in traceback.walk_stack(sys._getframe(2)):
+            if frame.f_code.co_filename.startswith(self._tops):
+                return f"{os.path.relpath(frame.f_code.co_filename, self._work)}:{line}"
+        return None
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Before its first step: what the optimizer starts from."""
-        if id(optimizer) not in self._optimizers:
-            self._optimizers[id(optimizer)] = len(self._kept)
-            self._kept.append(optimizer)
+        if optimizer not in self._used:
+            self._used.append(optimizer)
             self._write("start", **self._parameters(optimizer), settings=[])
         self._now = state.settings(optimizer), state.gradients(optimizer)
 
@@ -172,10 +152,10 @@ class Recorder:
         self._write("step", **parameters, settings=settings, gradients=gradients, at=self._at())
         self._step += 1
         if self._steps is not None and self._step >= self._steps:
-            raise StepsDone(0)
+            raise SystemExit(0)
 
     def _parameters(self, optimizer: Optimizer) -> dict[str, Any]:
-        index = self._optimizers[id(optimizer)]
+        index = self._used.index(optimizer)
         tensors = [param.detach() for param in state.parameters(optimizer)]
         layout = [[str(tensor.dtype).rpartition(".")[2], list(tensor.shape)] for tensor in tensors]
         slots = self._if_changed("slots", index, layout)
@@ -191,13 +171,14 @@ class Recorder:
 
     def _on_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
         # Each replica has a loss of its own, and rank 0 has its own alone; a reentrant checkpoint's are no losses.
-        if _is_in_replica() or torch._C._current_graph_task_id() != -1:
+        callers = (frame.f_globals.get("__name__") for frame, _ in traceback.walk_stack(sys._getframe(1)))
+        if torch._C._current_graph_task_id() != -1 or any(name in _RUNNING_REPLICAS for name in callers):
             return
         given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         value = sum(float(tensor.detach().double().sum()) for tensor in given)
         made = enumerate(each() for each in self._made)
         kept = [number for number, each in made if each is not None and state.has_gradients(each)]
-        self._write("losses", value=value, kept=kept, at=self._at())
+        self._write("loss", value=value, kept=kept, at=self._at())
 
     def _on_autocast(self, autocast: Any) -> None:
         if autocast._enabled:
@@ -231,19 +212,3 @@ class Recorder:
         iterator._dp2ddp_number, iterator._dp2ddp_taken, iterator._dp2ddp_fetched = self._iterators, 0, deque()
         self._iterators += 1
         self._write("loader", iterator=iterator._dp2ddp_number, made_with=iterator._dp2ddp_loader)
-
-
-def _buffers(module: Any) -> dict[str, Any]:
-    """Buffers of numbers that a forward may change: running statistics."""
-    return {name: each for name, each in module.named_buffers() if each.is_floating_point()}
-
-
-def _is_in_replica() -> bool:
-    """Whether what runs was called by the forward of a wrapped model."""
-    frame = sys._getframe(2)
-    while frame is not None and frame.f_globals.get("__name__") not in _RUNNING_REPLICAS:
-        frame = frame.f_back  # type: ignore[assignment]
-    return frame is not None
-
-
-_RUNNING_REPLICAS = ("dp2ddp_runtime.model", "dp2ddp.verify.emulate.oracle", "torch.nn.parallel.parallel_apply")

@@ -21,11 +21,7 @@ _SOON = 0.05  # seconds
 
 
 def end_with(parent: int) -> None:
-    """From now on this process is killed when its parent, the process `parent`, ends (on Linux).
-
-    Raises:
-        SystemExit: it has ended already.
-    """
+    """From now on this process is killed when its parent, the process `parent`, ends (on Linux); at once if it has."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent:

@@ -14,13 +14,12 @@ import importlib
 import json
 import multiprocessing.process
 import os
-import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, NoReturn
 
 from dp2ddp.verify.start import cleanup
 
@@ -29,100 +28,69 @@ FORKS = sys.platform == "linux"
 _ALL_IMPORT = ("torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel", RUN_SCRIPT)
 
 
-class Server:
-    """Answers orders until there are no more.
+def serve(orders: IO[str], answers: IO[str]) -> list[str] | None:
+    """Answers orders, lines of JSON, until there are no more.
 
-    Args:
-        orders, answers: lines of JSON.
+    Returns None in the server when all is over, and in each forked process the arguments of `run_script`.
     """
-
-    def __init__(self, orders: IO[str], answers: IO[str]) -> None:
-        self._orders = orders
-        self._answers = answers
-        self._processes: dict[int, subprocess.Popen[bytes] | None] = {}  # None: forked
-
-    def serve(self) -> list[str] | None:
-        """Returns None in the server when all is over, and in each forked process the arguments of `run_script`."""
-        for line in self._orders:
-            order = json.loads(line)
-            if "start" in order:
-                given = self._start(**order["start"])
-                if given is not None:
+    processes: set[int] = set()
+    for line in orders:
+        order = json.loads(line)
+        if "start" in order:
+            arguments, cwd, env, out, err, fork = order["start"]
+            given = [str(os.getpid()), *arguments]
+            answer: int | None = os.fork()
+            if not answer:
+                for pipe in (orders, answers):
+                    pipe.close()
+                _become(cwd, env, out, err)
+                if fork and FORKS:
                     return given
-            else:
-                self._answer(self._exit_code(order["poll"]))
-        for pid in self._processes:
-            cleanup.end_group(pid)
-        cleanup.end_children()
-        return None
-
-    def _answer(self, answer: Any) -> None:
+                os.execve(sys.executable, [sys.executable, "-m", RUN_SCRIPT, *given], env)
+            processes.add(answer)
+        else:
+            ended, status = os.waitpid(order["poll"], os.WNOHANG)
+            answer = os.waitstatus_to_exitcode(status) if ended else None
+            processes.discard(ended)  # another process may have this id from now on
         with suppress(BrokenPipeError):  # the end of the orders follows
-            print(json.dumps(answer), file=self._answers, flush=True)
+            print(json.dumps(answer), file=answers, flush=True)
+    for pid in processes:
+        cleanup.end_group(pid)
+    cleanup.end_children()
+    return None
 
-    def _start(
-        self, arguments: list[str], cwd: str, env: Mapping[str, str], out: str, err: str, fork: bool
-    ) -> list[str] | None:
-        given = [str(os.getpid()), *arguments]
-        if fork and FORKS:
-            pid = os.fork()
-            if not pid:
-                self._become(cwd, env, out, err)
-                return given
-            self._processes[pid] = None
-        else:
-            command = [sys.executable, "-m", RUN_SCRIPT, *given]
-            with open(out, "wb") as stdout, open(err, "wb") as stderr:
-                streams = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": stderr}
-                process = subprocess.Popen(command, cwd=cwd, env=env, start_new_session=True, **streams)  # type: ignore[call-overload]
-            pid = process.pid
-            self._processes[pid] = process
-        self._answer(pid)
-        return None
 
-    def _become(self, cwd: str, env: Mapping[str, str], out: str, err: str) -> None:
-        """In a forked process: be as one that was started in `cwd` with `env`."""
-        # What was imported is nobody's garbage: to search it would only copy what all share. As Python's documentation
-        # recommends for processes that are forked (https://docs.python.org/3/library/gc.html#gc.freeze).
-        gc.freeze()
-        gc.enable()
-        os.setsid()
-        for pipe in (self._orders, self._answers):
-            pipe.close()
-        for number, name in ((1, out), (2, err)):
-            opened = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            os.dup2(opened, number)
-            os.close(opened)
-        own = [os.path.abspath(entry) for entry in _entries(os.environ)]
-        rest = [entry for entry in sys.path[1:] if entry not in own]
-        os.environ.clear()
-        os.environ.update(env)
-        os.chdir(cwd)
-        sys.path[:] = [cwd, *dict.fromkeys([*map(os.path.abspath, _entries(env)), *rest])]
-        vars(multiprocessing.process)["ORIGINAL_DIR"] = cwd  # where processes that the script spawns go first
-
-    def _exit_code(self, pid: int) -> int | None:
-        """Of a process that was started; None as long as it runs. To be asked for until it is known, and no more."""
-        process = self._processes[pid]
-        if process is not None:
-            code = process.poll()
-        else:
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            code = os.waitstatus_to_exitcode(status) if ended else None
-        if code is not None:
-            del self._processes[pid]  # another process may have this id from now on
-        return code
+def _become(cwd: str, env: Mapping[str, str], out: str, err: str) -> None:
+    """In a forked process: be as one that was started in `cwd` with `env`."""
+    # What was imported is nobody's garbage: to search it would only copy what all share. As Python's documentation
+    # recommends for processes that are forked (https://docs.python.org/3/library/gc.html#gc.freeze).
+    gc.freeze()
+    gc.enable()
+    os.setsid()
+    for number, name in ((1, out), (2, err)):
+        opened = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.dup2(opened, number)
+        os.close(opened)
+    own = [os.path.abspath(entry) for entry in _entries(os.environ)]
+    rest = [entry for entry in sys.path[1:] if entry not in own]
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(cwd)
+    sys.path[:] = [cwd, *dict.fromkeys([*map(os.path.abspath, _entries(env)), *rest])]
+    vars(multiprocessing.process)["ORIGINAL_DIR"] = cwd  # where processes that the script spawns go first
 
 
 def _entries(env: Mapping[str, str]) -> list[str]:
     return [entry for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry]
 
 
-def _run_to_the_end(main: Callable[[], None]) -> NoReturn:
-    """Call `main`, and end as Python does (files that stay open are written), but take nothing apart that is shared."""
+def _run_to_the_end(given: list[str]) -> NoReturn:
+    """Run the script, and end as Python does (open files are written), but take nothing apart that is shared."""
+    from dp2ddp.verify.run import run_script
+
     shared, code = set(map(id, sys.modules.values())), 0
     try:
-        main()
+        run_script.main(given)
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         if code and not isinstance(ended.code, int):
@@ -156,11 +124,9 @@ def main() -> None:
     for name in (*_ALL_IMPORT, *modules) if FORKS else ():
         with suppress(Exception):  # it fails again in the script, for all to see
             importlib.import_module(name)
-    given = Server(orders, answers).serve()
+    given = serve(orders, answers)
     if given is not None:
-        from dp2ddp.verify.run import run_script
-
-        _run_to_the_end(lambda: run_script.main(given))
+        _run_to_the_end(given)
     if folder:
         cleanup.remove(Path(folder))
     os._exit(0)  # taking torch apart takes a second
