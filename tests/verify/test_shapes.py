@@ -10,22 +10,26 @@ from commands import command
 
 from dp2ddp.verify.command import verifying
 
-#: Two parts that are wrapped, and a head that is exchanged; then a model that is trained past its forward.
+#: Two parts that are wrapped, and a head that is exchanged; then a model that is trained past its forward, with a
+#: checkpoint, whose second run leaves other running statistics behind on each rank.
 SHAPES = """
 import itertools
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 class Net(nn.Module):
+    checks = False
     def __init__(self):
         super().__init__()
         self.features = nn.Sequential(nn.Linear(4, 6, bias=False), nn.BatchNorm1d(6), nn.Tanh())
         self.norm = nn.BatchNorm1d(6)
         self.head = nn.Linear(6, 3)
     def encode(self, x):
-        return self.norm(self.features(x))
+        made = self.features(x)
+        return checkpoint(self.norm, made, use_reentrant=False) if self.checks else self.norm(made)
     def forward(self, x):
         return self.head(self.encode(x))
 
@@ -58,6 +62,7 @@ optimizer = torch.optim.SGD(net.parameters(), 0.1)
 x, y = next(iter(other))
 step(F.cross_entropy(net(x.cuda()), y.cuda()))
 net = nn.DataParallel(Net()).cuda()
+net.module.checks = True
 optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
 for x, y in itertools.islice(loader, 3):
     features = net.module.encode(x.cuda())
