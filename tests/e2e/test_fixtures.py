@@ -76,7 +76,7 @@ def test_one_rank_does_exactly_what_the_original_does(pairs: Pairs, few_digits: 
     pair = pairs.run("mnist_loss_in_model", arguments(few_digits, 3), Options(replicas=1))
     comparison = pair.compared
     assert comparison.findings == []
-    assert (largest(comparison), sum(comparison.losses), comparison.lines, comparison.files) == (0.0, 0.0, (), {})
+    assert (largest(comparison), sum(comparison.losses), comparison.lines, comparison.files) == (0.0, 0.0, [], {})
 
 
 @pytest.mark.parametrize("name", WHOLE)
