@@ -48,7 +48,7 @@ def started(
 @pytest.mark.parametrize(
     ("launcher", "ids", "before", "after", "env", "seen", "starts"),
     [
-        ((), [0, 1], CHOOSE, ASK, {}, ["3,1,2", "1,3,2"], "--"),  # the script sets it behind its imports
+        ((), [0, 1], "", f"{CHOOSE}; {ASK}", {}, ["3,1,2", "1,3,2"], "--"),  # the script sets it behind `setup`
         ((), [1, 2], "", ASK, {"CUDA_VISIBLE_DEVICES": "0,2,3"}, ["0,2,3", "0,3,2"], "--"),
         (TORCHRUN, [0, 1], CHOOSE, ASK, {}, ["3,1,2", "1,3,2"], "01"),
         (TORCHRUN, [0, 3], ASK, "", {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, ["0,1,2,3", "3,1,2,0"], "011"),  # begins anew
