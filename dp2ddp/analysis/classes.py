@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Union
 
 from dp2ddp.source.names import Names, Own
-from dp2ddp.source.nodes import closure
+from dp2ddp.source.nodes import closure, last_name
 from dp2ddp.source.program import FUNCTIONS, FunctionNode, ParsedProgram
 
 Definition = Union[ast.ClassDef, FunctionNode]
@@ -71,13 +71,9 @@ class Classes:
         """Where the program names a class or function, outside of itself and of what asks for a type."""
         inside = set(ast.walk(definition))
         named = (n for n in self._source.nodes if isinstance(n, (ast.Name, ast.Attribute)) and n not in inside)
-        loads = (n for n in named if isinstance(n.ctx, ast.Load) and _last(n) == definition.name)
+        loads = (n for n in named if isinstance(n.ctx, ast.Load) and last_name(n) == definition.name)
         found = [n for n in loads if self.definition(n) is definition]
         return [n for n in found if not asks_for_type(self._source, self._names, n)]
-
-
-def _last(node: ast.Name | ast.Attribute) -> str:
-    return node.id if isinstance(node, ast.Name) else node.attr
 
 
 def asks_for_type(source: ParsedProgram, names: Names, reference: ast.expr) -> bool:

@@ -33,13 +33,13 @@ class File:
     """One file, by the names that the user knows: what it is, what was written (None if nothing), what was done.
 
     Attributes:
-        unchanged: what to say of it if it neither changes nor has notes: what became of its program.
+        starts: whether it is started, and some file of its program changed.
     """
 
     name: str
     output: str | None
     conversion: Conversion
-    unchanged: str | None = None
+    starts: bool = False
 
     @cached_property
     def found(self) -> list[Found]:
@@ -50,14 +50,6 @@ class File:
         """What became of it, ready for `json.dumps`."""
         said = {name: getattr(self.conversion, name) for name in ("changed", "converted_before", "refused")}
         return {"input": self.name, "output": self.output, **said}
-
-
-def of_program(paths: Iterable[str], conversions: Mapping[str, Conversion]) -> str | None:
-    """What became of a script made of the files `paths`, where it doesn't change itself; None for nothing at all."""
-    files = [conversions[path] for path in paths]
-    if any(each.changed for each in files):
-        return "needs no change itself"
-    return "not converted" if any(each.notes for each in files) else None
 
 
 @dataclass(frozen=True)
@@ -96,7 +88,7 @@ class Report:
     @property
     def starting(self) -> list[File]:
         """The scripts that start processes now; those that train by their names come first, and the outer ones."""
-        found = [each for each in self.started if each.unchanged is not None]
+        found = [each for each in self.started if each.starts]
         paths = {each.name: PurePath(each.name) for each in found}
         names = re.compile("train|main")
         return sorted(found, key=lambda e: (not names.search(paths[e.name].stem), len(paths[e.name].parts)))
@@ -129,8 +121,8 @@ def of_job(job: Job, outputs: Mapping[str, str]) -> Report:
     programs = {program.entry: program.files for program in outcome.programs}
 
     def file(path: str) -> File:
-        state = of_program(programs.get(path, ()), conversions)
-        return File(shown(path), outputs.get(path), conversions[path], state)
+        starts = any(conversions[each].changed for each in programs.get(path, ()))
+        return File(shown(path), outputs.get(path), conversions[path], starts)
 
     started = [path for path in (programs if tree is not None else job.given) if path in conversions]
     others = sorted(path for path, each in conversions.items() if each.changed or each.notes)
@@ -237,7 +229,7 @@ def _state(report: Report, file: File) -> str:
     elif done.notes:
         what = "not converted"
     else:
-        what = file.unchanged or "nothing to convert"
+        what = "nothing to convert"
     if report.directory is not None:
         return style(f"{report.called(file.name)}: {what}", bold=True)
     arrow = _arrow(file.name, file.output) if done.changed else ""

@@ -105,7 +105,9 @@ class _Rewriter(cst.CSTTransformer):
         if span is None or not isinstance(updated_node, cst.BaseExpression):
             return updated_node
         is_outermost = isinstance(self._above[-1], cst.Expr)
-        node = _without_brackets(updated_node) if is_outermost else updated_node
+        node = updated_node
+        if is_outermost:  # without the outer pair of parentheses
+            node = node.with_changes(lpar=node.lpar[1:], rpar=node.rpar[:-1])
         self._pieces[span] = node
         for edit in (each for each in self._edits if each.span == span):
             holes = {name: self._pieces[hole] for name, hole in edit.holes.items() if hole in self._pieces}
@@ -113,11 +115,6 @@ class _Rewriter(cst.CSTTransformer):
         if is_outermost:
             self.outermost = _held(node)
         return node if node is updated_node else _held(node)
-
-
-def _without_brackets(node: cst.BaseExpression) -> cst.BaseExpression:
-    """The node without its outer pair of parentheses."""
-    return node.with_changes(lpar=node.lpar[1:], rpar=node.rpar[:-1])
 
 
 def _held(node: cst.BaseExpression, parent: cst.CSTNode | None = None) -> cst.BaseExpression:

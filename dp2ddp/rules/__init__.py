@@ -24,7 +24,9 @@ def all_rules() -> tuple[Rule, ...]:
     for module_info in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{module_info.name}")
         for cls in vars(module).values():
-            if not _is_rule_of(cls, module.__name__):
+            # A concrete one that the module itself defines, not one that it imports.
+            is_own = inspect.isclass(cls) and issubclass(cls, Rule) and cls.__module__ == module.__name__
+            if not is_own or inspect.isabstract(cls):
                 continue
             if cls.id in found:
                 raise ValueError(f"{cls.id} is both {type(found[cls.id]).__name__} and {cls.__name__}")
@@ -54,8 +56,3 @@ def known_id(rule_id: str, place: str, line: int | None = None, *, ignored: bool
         todo = "what the other rules do is only right together with it"
         raise BadInput(place, line=line, what=f"{found.id} can't be left out ({found.title})", todo=todo)
     return found.id
-
-
-def _is_rule_of(cls: object, module: str) -> bool:
-    """Whether `cls` is a concrete rule that `module` itself defines, not one that it imports."""
-    return inspect.isclass(cls) and issubclass(cls, Rule) and not inspect.isabstract(cls) and cls.__module__ == module

@@ -83,7 +83,7 @@ class Recorder:
         """
         modes = [module.training, sum(part.training for part in module.modules())]
         told = {"model": type(module).__name__, "call": self._calls, "replica": number, "modes": modes}
-        # Running statistics. While it trains rank 0's count: a checkpoint's second run leaves other rows' in the others'.
+        # Running statistics. While it trains rank 0's count: a checkpoint's second run leaves other rows' elsewhere.
         buffers = replica.named_buffers() if not (number and module.training) else ()
         told["buffers"] = {name: state.norm(each) for name, each in buffers if each.is_floating_point()}
         given = [*map(state.sums, state.tensors_in((args, kwargs)))]
