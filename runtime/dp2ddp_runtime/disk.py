@@ -188,7 +188,7 @@ class Disk:
 
     def looks(self, path: str) -> None:
         """Ahead of a look at a path: where it is still open for writing, rank 0 tells that it has come here."""
-        if self._opened or self._raw:
+        if (self._opened or self._raw) and os.getpid() == world.pid:  # a fork may have a locked lock
             with self._now():
                 if path in self._opened or path in self._raw:
                     self.changed(path)
