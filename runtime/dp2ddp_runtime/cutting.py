@@ -113,8 +113,7 @@ class Cutter:
         else:
             inner = tensors(value)
             found = not inner or not all(each.dim() > self._dim and each.size(self._dim) == rows for each in inner)
-        if found and self._are_numbered:  # as under DataParallel, which gives each replica all entries
-            found = False
+        found = found and not self._are_numbered  # as under DataParallel, which gives each replica all entries
         if rows > 4:  # few entries may as well be a size, or several inputs
             self._lists[path] = found
         return found
@@ -139,12 +138,12 @@ class Cutter:
             moved: Any = value.to(world.device)  # type: ignore[arg-type]
             return moved._replace(data=self._copied(whole(moved.data)))
         if path and self._is_list_of_rows(path, value):
-            if all(type(each) in (int, float) for each in value):
+            if all(type(each) in (int, float, str) for each in value):
                 self.warn_once(
-                    ("numbers", *path),
-                    f"{place.line()} gives the wrapped model a list of {len(value)} numbers (argument "
+                    ("list", *path),
+                    f"{place.line()} gives the wrapped model a list of {len(value)} numbers or texts (argument "
                     f"{'.'.join(map(str, path))}), as many as the batch has rows: each rank has those of its rows. If "
-                    "they aren't about rows, make them a buffer of the model",
+                    "they aren't about rows, keep them in the model",
                 )
             rank = world.rank if self._sizes[world.rank] else 0
             mine = value[sum(self._sizes[:rank]) : sum(self._sizes[: rank + 1])]

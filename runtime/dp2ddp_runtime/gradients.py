@@ -379,7 +379,8 @@ class Copies:
                 if hasattr(anchor.grad_fn, "_set_sequence_nr"):
                     anchor.grad_fn._set_sequence_nr(_SOON)  # so that its sum begins while the backward goes on
                 self.nodes.add(anchor.grad_fn)
-                own.update((id(each), copy) for each, copy in zip(some, made))
+                for each, copy in zip(some, made):
+                    own[id(each)], copy.__dict__ = copy, each.__dict__  # what is set on one (`weight.org`) is on both
             self.own = {id(each): own[id(each)] for each in tensors}  # in this order
             self.anchors = [] if anchor.is_leaf else [anchor]
         return self.own
