@@ -75,6 +75,7 @@ torch.manual_seed(3)
         ("p = next(self.parameters()); return self.norm(self.fc(x.to(p.device)))", "''", "fails in nn.DataParallel's"),
         ("self.seen += 1; return self.fc(x) * self.seen", "net.module.seen", "assigns Net.seen, which stays"),
         ("self.mean = 0.9 * self.mean + 0.1; return self.fc(x - self.mean)", "net.module.mean", "assigns Net.mean"),
+        ("self.fc.bias.data = self.fc.bias * 0.5; return self.fc(x)", "''", "assigns Linear.bias, which stays"),
         ("self.now = self.fc(x); return self.now", "net.module.now.shape", "has no attribute 'now'"),
         ("return {'out': self.fc(x), 'at': ['%.3f' % v for v in x[:, 0]]}", "output['at'][0]", "can't be put together"),
     ],

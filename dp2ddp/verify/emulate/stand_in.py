@@ -92,7 +92,10 @@ class _StandIn(EmulatedDataParallel):
         with mock.patch.object(_StandIn, "inside", True), cuda.on_device(number):
             output = self.recorder.forward(self.module, number, replica, replica, args, kwargs)
         after = _attributes(replica)
-        for name in sorted(key for key, value in after.items() if before.get(key) is not value):
+        for name, (value, place) in sorted(after.items(), key=lambda each: each[0]):
+            known = before.get(name, (self, 0))
+            if known[0] is value and known[1] == place:
+                continue
             self._lose(f"the forward assigns {name}, which stays in the replica")
         if nesting.tensors(output, str):
             self._lose("texts that the forward returns can't be put together")
@@ -114,13 +117,16 @@ class _StandIn(EmulatedDataParallel):
         return output
 
 
-def _attributes(replica: nn.Module) -> dict[str, Any]:
-    """What the script's own modules hold, buffers too."""
+def _attributes(replica: nn.Module) -> dict[str, tuple[Any, int]]:
+    """What the script's own modules hold, buffers too, and all parameters; of tensors also where they lie."""
     found = {}
     for part in replica.modules():
+        held: dict[str, Any] = {**getattr(part, "_former_parameters", {})}
         if not type(part).__module__.startswith("torch."):
-            held = {**part._buffers, **{key: value for key, value in vars(part).items() if key not in _TORCH_S_OWN}}
-            found.update({f"{type(part).__name__}.{key}": value for key, value in held.items()})
+            held.update(part._buffers, **{key: value for key, value in vars(part).items() if key not in _TORCH_S_OWN})
+        for key, value in held.items():
+            lies = isinstance(value, torch.Tensor) and value.layout == torch.strided
+            found[f"{type(part).__name__}.{key}"] = value, value.data_ptr() if lies else 0
     return found
 
 
