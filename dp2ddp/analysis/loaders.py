@@ -14,7 +14,7 @@ LOADERS = frozenset(
     "torch.utils.data.DataLoader monai.data.DataLoader torch_geometric.loader.DataLoader "
     "torch_geometric.data.DataLoader timm.data.create_loader fastai.data.load.DataLoader".split()
 )
-_INIT = "__init__"
+_INIT, _COLLATE = "__init__", "collate_fn"
 
 
 class Loaders:
@@ -67,13 +67,14 @@ class Loaders:
                 own = {definition, *self._classes.derived(definition)} if starts else set()
                 self.calls = [each for each in self.calls if self._classes.definition(each.func) not in own]
 
-
-def collates(loader: ast.Call, classes: Classes) -> bool:
-    """Whether a loader visibly has a `collate_fn`, with which each rank loads whole batches unless `rows=True`: by its
-    call, or by its class.
-    """
-    definition = classes.definition(loader.func)
-    inside = [*ast.walk(definition)] if isinstance(definition, ast.ClassDef) else []
-    given = [keyword(each, "collate_fn") for each in (loader, *(n for n in inside if isinstance(n, ast.Call)))]
-    is_set = (isinstance(n, ast.Attribute) and n.attr == "collate_fn" and isinstance(n.ctx, ast.Store) for n in inside)
-    return any(is_set) or any(each is not None and ast.unparse(each) != "None" for each in given)
+    def collates(self, loader: ast.Call) -> bool:
+        """Whether it visibly has a `collate_fn`, with which each rank loads whole batches unless `rows=True`: by its
+        call, by a dictionary of its file that it may be given, or by its class.
+        """
+        definition = self._classes.definition(loader.func)
+        inside = [*ast.walk(definition)] if isinstance(definition, ast.ClassDef) else []
+        given = [keyword(each, _COLLATE) for each in (loader, *(n for n in inside if isinstance(n, ast.Call)))]
+        is_set = (isinstance(n, ast.Attribute) and n.attr == _COLLATE and isinstance(n.ctx, ast.Store) for n in inside)
+        file = ast.walk(self._source.module(loader)) if any(each.arg is None for each in loader.keywords) else ()
+        is_key = (isinstance(n, ast.Constant) and n.value == _COLLATE for n in file)
+        return any(is_set) or any(is_key) or any(each is not None and ast.unparse(each) != "None" for each in given)

@@ -6,7 +6,6 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.loaders import collates
 from dp2ddp.rewrite.edits import Edit, Finding, InsertAfter, Note, ReplaceExpr
 from dp2ddp.rules.base import Example, Options, Rule
 from dp2ddp.source.nodes import last_name
@@ -108,7 +107,7 @@ for step in range(10):  # made on every rank, alike: the model takes its rows
 
     def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         for call in facts.loaders.calls:
-            yield self._sharded(facts, call, rows=options.rows and collates(call, facts.classes))
+            yield self._sharded(facts, call, rows=options.rows and facts.loaders.collates(call))
         for statement in facts.loaders.begun:
             yield InsertAfter(self.id, facts.span(statement), _REASON, ["ddp.shard_loader(self)"])
         for node in facts.loaders.values:
@@ -127,7 +126,7 @@ for step in range(10):  # made on every rank, alike: the model takes its rows
     def _sharded(self, facts: Facts, call: ast.Call, *, rows: bool) -> Finding:
         """A call of several lines stays as it is, with a line behind it: around it, its lines would hang in the air."""
         span, above = facts.span(call), facts.source.parent(call)
-        reason = _ROWS if rows else _WHOLE if collates(call, facts.classes) else _REASON
+        reason = _ROWS if rows else _WHOLE if facts.loaders.collates(call) else _REASON
         more = ", rows=True" * rows
         if span.start.line < span.end.line and isinstance(above, ast.Assign) and len(above.targets) == 1:
             name = above.targets[0]
@@ -144,7 +143,7 @@ def _is_path(node: ast.expr) -> bool:
 
 def _whole(facts: Facts, options: Options) -> Iterator[Note]:
     """Where each rank loads whole batches."""
-    for call in (call for call in facts.loaders.calls if collates(call, facts.classes) and not options.rows):
+    for call in (call for call in facts.loaders.calls if facts.loaders.collates(call) and not options.rows):
         what = "each rank loads whole batches, as a `collate_fn` may mix rows"
         yield Note(
             LoadersRule.id,

@@ -69,6 +69,14 @@ torch.manual_seed(3)
     assert result.stdout.startswith("DIFFERENT step 1: what Sequential returns on rank 1 differs by ")
 
 
+def test_replicas_that_may_meet_while_they_run_show_nothing(verify: Callable[..., Result]) -> None:
+    own = "class Meeting(nn.DataParallel):\n    def replicate(self, *args):\n        return super().replicate(*args)\n"
+    script = tiny.ORIGINAL.replace("torch.manual_seed(3)\n", f"torch.manual_seed(3)\n{own}")
+    script = script.replace("nn.DataParallel(nn.S", "Meeting(nn.S")
+    result = verify(script, tiny.edited(("        loss.backward()", "        (loss * 1.5).backward()")))
+    assert (result.exit_code, "compare on GPUs" in result.stdout) == (4, True), result.output
+
+
 @pytest.mark.parametrize(
     ("forward", "last", "why"),
     [

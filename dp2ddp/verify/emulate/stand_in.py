@@ -78,6 +78,8 @@ class _StandIn(EmulatedDataParallel):
                     "a replica on another GPU than the first can't run an nn.DataParallel that is within it"
                 )
             self.recorder.split()
+            if "replicate" in self.__dict__ or type(self).replicate is not nn.DataParallel.replicate:
+                self.recorder.note("meets")
             given = [*args, *kwargs.values()]
             rows = next((each.size(self.dim) for each in given if isinstance(each, torch.Tensor) and each.dim()), 0)
             lists = (each for each in given if isinstance(each, (list, tuple)) and len(each) == rows > 1)
