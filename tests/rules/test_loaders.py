@@ -42,13 +42,11 @@ def test_a_loader_is_sharded_wherever_it_is_made(place: str, made: str) -> None:
     assert converted(script.replace("LOADER", made)).endswith(script.replace("LOADER", f"ddp.shard_loader({made})"))
 
 
-@pytest.mark.parametrize(
-    ("given", "whole"), [("collate_fn=pad", True), ("collate_fn=None", False), ("**{'collate_fn': pad}", True)]
-)
-def test_rows_are_said_where_a_collate_fn_may_mix_them(given: str, whole: bool) -> None:
+@pytest.mark.parametrize("given", ["collate_fn=pad", "collate_fn=None", "**{'collate_fn': pad}"])
+def test_rows_are_said_where_a_collate_fn_may_mix_them(given: str) -> None:
     script = f"loader = DataLoader(data, 4, {given})\n"
     assert converted(script).endswith(f"loader = ddp.shard_loader(DataLoader(data, 4, {given}))\n")
-    assert converted(script, rows=True).endswith(f"{given}){', rows=True' * whole})\n")
+    assert converted(script, rows=True).endswith(f"{given}){', rows=True' * ('pad' in given)})\n")
 
 
 @pytest.mark.parametrize(
