@@ -59,6 +59,7 @@ class Cutter:
         self._rows: int | None = None
         self._sizes: tuple[int, ...] = ()
         self._tensors: list[Any] = []
+        self._batch: torch.Tensor | None = None  # which says how many rows there are
         self._sources: list[Source] = []
         self._seen: list[str] = []
         self._told: set[Any] = set()
@@ -90,11 +91,11 @@ class Cutter:
     def _count(self, arguments: Any) -> int | None:
         """How many rows the batch has: those of the first tensor; else the entries of lists that have as many."""
         scattered = _scattered(arguments)
-        self._tensors = scattered
+        self._tensors, self._batch = scattered, None
         if any(isinstance(each, PackedSequence) for each in scattered):
             return None
         found = [each for each in scattered if each.dim() > self._dim]
-        batch = next((each for each in found if isinstance(each, Rows)), found[0] if found else None)
+        batch = self._batch = next((each for each in found if isinstance(each, Rows)), found[0] if found else None)
         if batch is not None:
             return batch.size(self._dim)
         args, kwargs = arguments
@@ -108,12 +109,11 @@ class Cutter:
             return False
         if path in self._lists:
             return self._lists[path] and len(value) == rows
-        if len(value) != rows or not rows:
-            found = False
-        else:
-            inner = tensors(value)
-            found = not inner or not all(each.dim() > self._dim and each.size(self._dim) == rows for each in inner)
-        found = found and not self._are_numbered  # as under DataParallel, which gives each replica all entries
+        inner = tensors(value)
+        are_cut = inner and all(each.dim() > self._dim and each.size(self._dim) == rows for each in inner)
+        # One with the tensor that says how many rows there are holds inputs; of numbered ones replicas have all.
+        has_batch = any(each is self._batch for each in inner)
+        found = len(value) == rows > 0 and not are_cut and not has_batch and not self._are_numbered
         if rows > 4:  # few entries may as well be a size, or several inputs
             self._lists[path] = found
         return found

@@ -350,7 +350,9 @@ class _Watch:
             return
         waits = [each["for"] for each in states if each and each["waits"] and not each["left"]]
         still = min((each["for"] for each in states if each and not each["left"]), default=0.0)
-        if all(states) and _wait_apart(states) and still >= _SETTLED_AFTER:
+        places = {(each["waits"], each["left"]) for each in states if each}
+        are_apart = len(places) > 1 and all(waits for waits, _ in places)
+        if all(states) and are_apart and still >= _SETTLED_AFTER:
             self._end("the ranks wait for each other in different places", states)
         if waits and still > state.timeout:
             self._end(f"nothing has moved for {state.timeout:.0f} s", states)
@@ -372,11 +374,6 @@ class _Watch:
         flush.start()
         flush.join(1.0)
         os._exit(1)
-
-
-def _wait_apart(states: Sequence[Any]) -> bool:
-    """Whether all wait, or have left, and not for the same."""
-    return all(each["waits"] for each in states) and len({(each["waits"], each["left"]) for each in states}) > 1
 
 
 def _where(frame: FrameType | None) -> tuple[str, str, bool]:
