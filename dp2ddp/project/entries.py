@@ -19,7 +19,7 @@ from dp2ddp.source.nodes import is_main_guard
 _LOOPS = (ast.For, ast.While)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 #: What a program does, and a file's trial of itself does not: read a command line, train.
-_WORKS = re.compile(rb"argparse|add_argument|sys\.argv|\bclick\b|\bfire\b|hydra|absl|\.backward\(")
+_WORKS = re.compile(rb"argparse|add_argument|sys\.argv|(?:import|from) (?:click|fire|hydra|absl)|\.backward\(")
 _TEST_FILE = re.compile(r"test_.*\.py|.*_test\.py")  # as pytest has it
 _TEST_TOOLS = ("unittest.", "pytest.", "nose.", "absl.testing.", "torch.testing.")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
@@ -12,7 +13,10 @@ from dp2ddp.source.nodes import given_to, last_name
 
 # Values of a rank's own that are timers, as a rule; a seed that is made of one is rank 0's.
 _OWN = frozenset("time.time time.time_ns time.perf_counter os.getpid os.urandom builtins.id secrets.randbits".split())
+_CLOCK = re.compile(r"time\.(time|now|gmtime|localtime)$")
 _TIMERS = frozenset({"time.time", "time.monotonic", "time.perf_counter"})
+#: Where functions are given the time that they write out.
+_GIVEN = {"strftime": 1, "ctime": 0, "asctime": 0, "gmtime": 0, "localtime": 0, "fromtimestamp": 0}
 _REASON = "each rank would get a different one, and then look elsewhere or draw other numbers"
 
 
@@ -65,10 +69,17 @@ print(time.time() - start)
         shared: list[ast.Call] = []
         for call in facts.source.calls:
             path = facts.qualified(call.func)
-            is_shared = facts.catalogue.does(path, "names") or (path in _OWN and _is_in_seed(facts, call))
+            is_own = path in _OWN and (_is_in_seed(facts, call) or _is_in_text(facts, call, path))
+            is_shared = is_own or facts.catalogue.does(path, "names")
             is_used = not isinstance(facts.source.parent(call), ast.Expr)  # `cv2.waitKey(0)` alone waits
             inside = any(above in shared for above in facts.source.ancestors(call))
-            if is_shared and is_used and not inside and not _is_given_a_time(call) and not _is_timer(facts, call):
+            if (
+                is_shared
+                and is_used
+                and not inside
+                and not _is_given_a_time(facts, call)
+                and not _is_timer(facts, call)
+            ):
                 shared.append(call)
                 span = facts.span(call)
                 yield ReplaceExpr(self.id, span, _REASON, "ddp.broadcast(__h_it__)", {"it": span})
@@ -98,10 +109,21 @@ def _said(call: ast.Call) -> list[str]:
     return [last_name(call.func), *texts, *(each.arg for each in call.keywords if each.arg)]
 
 
-def _is_given_a_time(call: ast.Call) -> bool:
-    """Whether it only writes out a time that it is given: `time.strftime("%H:%M:%S", time.gmtime(seconds))`."""
-    inner = [each for each in given_to(call) if isinstance(each, ast.Call)]
-    return any(last_name(each.func) in ("gmtime", "localtime") and given_to(each) for each in inner)
+def _is_in_text(facts: Facts, call: ast.Call, path: str | None) -> bool:
+    """Whether a time becomes a text by itself: `str(int(time.time()))`, `"run%d" % time.time()`."""
+    above = facts.source.parent(call)
+    above = facts.source.parent(above) if isinstance(above, ast.Call) and last_name(above.func) == "int" else above
+    is_call = isinstance(above, ast.Call) and last_name(above.func) in ("str", "format")
+    is_text = is_call or isinstance(above, ast.FormattedValue) or isinstance(getattr(above, "op", None), ast.Mod)
+    return is_text and path in ("time.time", "time.time_ns")
+
+
+def _is_given_a_time(facts: Facts, call: ast.Call) -> bool:
+    """Whether it only writes out a time that it is given, and that isn't now: `strftime("%H:%M", gmtime(seconds))`."""
+    given = given_to(call)[_GIVEN.get(last_name(call.func), 9) :]
+    inner = [n for each in given for n in ast.walk(each) if isinstance(n, ast.Call) and not given_to(n)]
+    now = (_CLOCK.search(facts.qualified(n.func) or "") and not _is_timer(facts, n) for n in inner)
+    return bool(given) and not any(now)
 
 
 def _is_timer(facts: Facts, call: ast.Call) -> bool:

@@ -113,8 +113,7 @@ def _kind(facts: Facts, node: ast.AST) -> str:
     if isinstance(node, ast.ExceptHandler):
         said = (n for n in ast.walk(node) if isinstance(n, (ast.Constant, ast.Name, ast.Attribute)))
         texts = (str(n.value) if isinstance(n, ast.Constant) else last_name(n) for n in said)
-        is_end = isinstance(node.body[-1], ast.Raise)
-        if is_end:
+        if isinstance(node.body[-1], ast.Raise):
             return ""
         return "memory" if any(map(_MEMORY.search, texts)) else "swallowed" * _goes_on(facts, node)
     if isinstance(node, ast.ClassDef) and facts.classes.derives(node, _THREADS):
@@ -125,11 +124,9 @@ def _kind(facts: Facts, node: ast.AST) -> str:
     if path not in _THREADS or not isinstance(node, ast.Call):
         return ""
     given = keyword(node, "target") or argument(node, 1, "function") or argument(node, 0, "function")
-    if given is None or facts.is_named_as_wrapped(given):
-        return "thread" if given is not None else ""
-    return (
-        "thread" if _calls_wrapped(facts, given if isinstance(given, ast.Lambda) else facts.definition(given)) else ""
-    )
+    is_model = given is not None and facts.is_named_as_wrapped(given)
+    body = given if given is None or isinstance(given, ast.Lambda) else facts.definition(given)
+    return "thread" if is_model or _calls_wrapped(facts, body) else ""
 
 
 def _goes_on(facts: Facts, handler: ast.ExceptHandler) -> bool:

@@ -15,7 +15,6 @@ from dp2ddp.source.spans import Span
 #: torchvision's classes that have another name, with the same arguments.
 _RENAMED = {"Scale": "Resize", "RandomSizedCrop": "RandomResizedCrop"}
 
-_LOSS = re.compile(r"torch\.nn\.(modules\.loss\.)?\w+Loss")
 _NAMES = re.compile("loss|err|acc")
 _VOLATILE = ("`volatile` has no effect since PyTorch 0.4", "`with torch.no_grad():` where it isn't yet")
 _FIRST = ("`.data[0]` of a loss raises since PyTorch 0.4", "`.item()`")
@@ -162,24 +161,10 @@ def _first_of(node: ast.AST) -> ast.expr | None:
 
 
 def _is_loss(facts: Facts, node: ast.expr) -> bool:
-    """Whether a value is one number, for sure: in its function its `backward` is called, or torch's losses give it."""
+    """Whether a value is one number, for sure: in its function its `backward` is called."""
     name, inside = ast.unparse(node), list(ast.walk(facts.source.function(node) or facts.source.module(node)))
     assigns = [n for n in inside if isinstance(n, ast.Assign) and any(ast.unparse(each) == name for each in n.targets)]
     if any(ast.unparse(part) == name for each in assigns for part in ast.walk(each.value)):
         return False  # `loss = loss.mean()`: there were several
     calls = (n.func for n in inside if isinstance(n, ast.Call) and not n.args and isinstance(n.func, ast.Attribute))
-    is_stepped = any(each.attr == "backward" and ast.unparse(each.value) == name for each in calls)
-    return is_stepped or (bool(assigns) and all(_is_torch_s(facts, each.value) for each in assigns))
-
-
-def _is_torch_s(facts: Facts, value: ast.expr) -> bool:
-    """Whether it is a call of what has the name of one of torch's losses: `criterion = nn.MSELoss().cuda()`."""
-    stores = facts.source.stores.get(last_name(value.func), ()) if isinstance(value, ast.Call) else ()
-    made = [list(ast.walk(facts.source.statement(each))) for each in stores]
-    return bool(made) and all(any(_makes_loss(facts, node) for node in nodes) for nodes in made)
-
-
-def _makes_loss(facts: Facts, node: ast.AST) -> bool:
-    """Whether it is a call of a class of torch's whose objects give one number."""
-    is_class = isinstance(node, ast.Call) and _LOSS.fullmatch(facts.qualified(node.func) or "") is not None
-    return is_class and {each.arg for each in node.keywords}.isdisjoint({"reduce", "reduction"})  # type: ignore[attr-defined]
+    return any(each.attr == "backward" and ast.unparse(each.value) == name for each in calls)

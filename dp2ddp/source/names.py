@@ -255,8 +255,9 @@ _STARRED = {
     "torch.utils.data.dataloader": re.compile("DataLoader"),
 }
 #: What an unknown package's star import brings, where nothing else does.
-_CUSTOMARY = {"torch": "torch", "nn": "torch.nn", "DataParallel": "torch.nn.DataParallel"}
-_CUSTOMARY["DataLoader"] = "torch.utils.data.DataLoader"
+_CUSTOMARY = {
+    p.rpartition(".")[2]: p for p in "torch torch.nn torch.nn.DataParallel torch.utils.data.DataLoader".split()
+}
 
 
 def _starred(module: str, name: str) -> str | None:

@@ -19,11 +19,12 @@ _ONLY = Options(select=frozenset({"DDP019"}))
 
 SHARED = {
     "torch.load(f'{DateTime.now():%Y}.pt')": "DateTime.now()",
-    "name = 'run ' + time.strftime('%H')": "time.strftime('%H')",
     "name = time.strftime('%H', time.localtime())": "time.strftime('%H', time.localtime())",
-    "name = datetime.datetime.now().strftime('%H')": "datetime.datetime.now()",
     "def folder(name=time.ctime()):\n    return name": "time.ctime()",
     "class Run:\n    name = uuid.uuid4().hex": "uuid.uuid4()",
+    "now = time.gmtime()": "time.gmtime()",
+    "name = str(int(time.time()))": "time.time()",
+    "name = DateTime.fromtimestamp(time.time())": "DateTime.fromtimestamp(time.time())",
     "np.random.seed(int(time.time()) % 1000)": "time.time()",
     "rng = random.Random(os.getpid())": "os.getpid()",
     "seed = time.time_ns()": "time.time_ns()",
@@ -33,9 +34,9 @@ SHARED = {
     "args.seed = int.from_bytes(os.urandom(4), 'big')": "os.urandom(4)",
 }
 LEFT = [
-    "start = time.time()\nprint(time.time() - start, time.perf_counter())",
-    "print(timedelta(seconds=3), str(datetime.timedelta(hours=1)))",
-    "print(time.strftime('%H:%M:%S', time.gmtime(took)))",
+    "start = time.time()\nprint(time.time() - start, time.perf_counter(), timedelta(seconds=3), datetime.timedelta(3))",
+    "print(time.strftime('%H:%M:%S', time.gmtime(took)), DateTime.fromtimestamp(os.path.getmtime('net.pt')))",
+    "print(time.strftime('%H:%M:%S', time.gmtime(time.time() - start)))",
     "start = DateTime.now()\nnet(x)\nprint(DateTime.now() - start)",
     "random.seed()\nnp.random.seed()\ntorch.seed()\nrng = np.random.default_rng()",
     "folder = tempfile.mkdtemp()\nhost = f'{socket.gethostname()}_{os.getpid()}_{id(net)}'",
