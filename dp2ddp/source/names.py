@@ -255,9 +255,7 @@ _STARRED = {
     "torch.utils.data.dataloader": re.compile("DataLoader"),
 }
 #: What an unknown package's star import brings, where nothing else does.
-_CUSTOMARY = {
-    p.rpartition(".")[2]: p for p in "torch torch.nn torch.nn.DataParallel torch.utils.data.DataLoader".split()
-}
+_CUSTOMARY = {p.split(".")[-1]: p for p in "torch torch.nn torch.nn.DataParallel torch.utils.data.DataLoader".split()}
 
 
 def _starred(module: str, name: str) -> str | None:
