@@ -78,7 +78,7 @@ with open("log.json", "w") as log:
         known = {(facts.source.module(statement), name) for statement, name in trackers}
         for call in facts.source.calls:
             path = facts.qualified(call.func)
-            if facts.catalogue.does(path, "stores") and not _is_read_only(call):
+            if facts.catalogue.does(path, "stores") and getattr(keyword(call, "readonly"), "value", None) is not True:
                 what = "this store is opened by every rank, and what is written into it is written by each"
                 yield Note(
                     self.id, facts.span(call), what, "write it by `ddp.main_only(...)`, or under `ddp.is_main()`"
@@ -115,16 +115,14 @@ def _may_be_own(facts: Facts, call: ast.Call) -> bool:
 
 
 def _opens_to_write(facts: Facts, call: ast.Call) -> bool:
-    """Whether a file may be opened to write: `h5py.File(path, "w")`, `h5py.File(path, mode)`; it is read else."""
-    if not facts.catalogue.does(facts.qualified(call.func), "opens"):
+    """Whether a file may be opened to write: `h5py.File(path, "w")`, `h5py.File(path, mode)`; it is read else. So is
+    what may have been written so in the same file of the program: a read waits for that.
+    """
+    path, module = facts.qualified(call.func), facts.source.module(call)
+    if not facts.catalogue.does(path, "opens"):
         return False
-    mode = argument(call, 1, "mode")
-    return mode is not None and not (isinstance(mode, ast.Constant) and mode.value in ("r", "rb"))
-
-
-def _is_read_only(call: ast.Call) -> bool:
-    given = keyword(call, "readonly")
-    return isinstance(given, ast.Constant) and given.value is True
+    modes = [argument(each, 1, "mode") for each in facts.calls([path or ""]) if facts.source.module(each) is module]
+    return any(mode is not None and getattr(mode, "value", None) not in ("r", "rb") for mode in modes)
 
 
 def _is_of(facts: Facts, node: ast.expr, known: set[tuple[ast.Module, str]]) -> bool:

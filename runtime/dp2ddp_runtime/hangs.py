@@ -351,8 +351,7 @@ class _Watch:
         waits = [each["for"] for each in states if each and each["waits"] and not each["left"]]
         still = min((each["for"] for each in states if each and not each["left"]), default=0.0)
         places = {(each["waits"], each["left"]) for each in states if each}
-        are_apart = len(places) > 1 and all(waits for waits, _ in places)
-        if all(states) and are_apart and still >= _SETTLED_AFTER:
+        if all(states) and len(places) > 1 and all(what for what, _ in places) and still >= _SETTLED_AFTER:
             self._end("the ranks wait for each other in different places", states)
         if waits and still > state.timeout:
             self._end(f"nothing has moved for {state.timeout:.0f} s", states)

@@ -86,14 +86,18 @@ class _Called:
         if not disk.is_used:
             return self._present(*args, **kwargs)
         args, kwargs = materialize((args, kwargs))
+        paths = _paths(args, kwargs)
         if _reads(self._target, args, kwargs):
-            for path in _paths(args, kwargs):
-                disk.look(path) if world.rank and not mode_of() else None
+            for path in paths if not mode_of() else ():
+                disk.looks(path)  # where rank 0 has closed what it has written
+                disk.look(path) if world.rank else None
             return self._target(*args, **kwargs)
         if not self._counts or not callable(self._target) or mode_of():
             return _gathering(self._present(*args, **kwargs))
-        with changing(dict.fromkeys(_paths(args, kwargs), "tree")):
+        with changing(dict.fromkeys(paths, "tree")):
             made = self._present(*args, **kwargs)
+        for path in paths if inspect.isclass(self._target) else ():
+            disk.opens(path, raw=True)  # when it is closed isn't seen
         disk.changed(EVERYTHING)
         if world.rank:  # what C++ writes, C++ reads: nothing of Python sees that
             disk.wait_for_changes(EVERYTHING)
@@ -107,10 +111,8 @@ class _Called:
 
 def _paths(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
     """What may be a path, among the arguments of a call."""
-    found = [
-        each for each in (*args, *kwargs.values()) if isinstance(each, (str, os.PathLike)) and "\n" not in str(each)
-    ]
-    return [path for path in map(ours, found) if path is not None]
+    given = (each for each in (*args, *kwargs.values()) if isinstance(each, (str, os.PathLike)))
+    return [path for path in (ours(each) for each in given if "\n" not in str(each)) if path is not None]
 
 
 def _reads(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -20,7 +20,7 @@ _ONLY = Options(select=frozenset({"DDP019"}))
 SHARED = {
     "torch.load(f'{DateTime.now():%Y}.pt')": "DateTime.now()",
     "name = time.strftime('%H', time.localtime())": "time.strftime('%H', time.localtime())",
-    "def folder(name=time.ctime()):\n    return name": "time.ctime()",
+    "import cv2\nif cv2.waitKey(1) == 27:\n    exit()": "cv2.waitKey(1)",
     "class Run:\n    name = uuid.uuid4().hex": "uuid.uuid4()",
     "now = time.gmtime()": "time.gmtime()",
     "name = str(int(time.time()))": "time.time()",

@@ -10,6 +10,7 @@ import json
 import logging
 import multiprocessing
 import os
+import posix
 import subprocess
 import sys
 import time
@@ -205,7 +206,25 @@ def forked(late: Late) -> Any:
         return pool.apply(_alone, ("link/file",))
 
 
-SHAPES = [failing, handles, commands, looks, linked, rotating, forked]
+class Store:
+    """Of a library in C++, past Python: it writes its file when it is closed."""
+
+    def __init__(self, path: str, mode: str) -> None:
+        self.path, self.there = path, posix.access(path, 0)
+
+    def close(self) -> None:
+        posix.close(posix.open(self.path, os.O_CREAT, 0o644))
+
+
+def stores(late: Late) -> Any:
+    """What C++ writes until it is closed is read when it is, as HDF5 is."""
+    made = ddp.main_only(Store)("x.h5", "w")
+    late()
+    made.close()
+    return ddp.main_only(Store)("x.h5", "r").there
+
+
+SHAPES = [stores, failing, handles, commands, looks, linked, rotating, forked]
 
 
 def _run(shape: Callable[[Late], Any], folder: Path, late_rank: int) -> Any:

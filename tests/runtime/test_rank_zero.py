@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,9 +13,6 @@ import pytest
 import torch
 from dp2ddp_runtime import main_only, shard_loader
 from dp2ddp_runtime.main_only import Absent
-
-from dp2ddp.convert.pipeline import convert_source
-from dp2ddp.rules import Options
 
 
 def write_in_c(path: str) -> None:
@@ -91,32 +87,6 @@ def _load_shown(folder: str, workers: int) -> None:
 def test_each_rank_writes_what_its_own_samples_write(ranks: Any, tmp_path: Path, workers: int) -> None:
     ranks(2, _load_shown, str(tmp_path), workers)
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"{index}.png" for index in range(8)]
-
-
-def _keys(folder: str) -> list[int]:
-    """A converted loop that ends at a key: `cv2` as the conversion leaves it, by the catalogue."""
-    names: dict[str, Any] = {}
-    script = "import cv2\nimport torch.nn as nn\nnet = nn.DataParallel(nn.Linear(4, 2))\n" + _LOOP
-    text = convert_source(script, "script.py", Options()).new_text.replace("ddp.setup()", "")
-    sys.path.insert(0, folder)
-    exec(compile(text, "script.py", "exec"), names)
-    return [names["rounds"], len(names["cv2"].shown)]
-
-
-_LOOP = """
-rounds = 0
-while True:
-    rounds += 1
-    cv2.imshow("x", 1)
-    if cv2.waitKey(1) == 27:
-        break
-"""
-
-
-def test_a_window_s_key_is_one_answer(ranks: Any, tmp_path: Path) -> None:
-    stand_in = "shown = []\ndef imshow(*args):\n    shown.append(args[0])\ndef waitKey(ms):\n    return 27\n"
-    (tmp_path / "cv2.py").write_text(stand_in)
-    assert ranks(2, _keys, str(tmp_path)) == [[1, 1], [1, 0]]
 
 
 def test_what_main_only_leaves(ranks: Any) -> None:
