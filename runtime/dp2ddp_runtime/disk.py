@@ -53,7 +53,7 @@ class Found(NamedTuple):
 
 
 class Log:
-    """What a rank tells between two messages. Its keys in the store are used again after the next one.
+    """What a rank tells between two messages. Its keys in the store are used again after the next but one.
 
     Nobody needs what was told before: who has got all of a message has let the others do all that lies before it.
     """
@@ -64,7 +64,7 @@ class Log:
     def _key(self) -> str:
         if self._count != world.count:
             self._count, self._number = world.count, 0
-        return f"{self._name}/{self._number}"
+        return f"{self._name}/{self._count % 2}/{self._number}"  # a rank may be in the next message already
 
     def write(self, entry: list[Any]) -> None:
         key = self._key()
