@@ -74,7 +74,7 @@ class Environment:
         """Make it unless it is ready. Raises `SetupError`."""
         if self.ready():
             return
-        print(f"dev.py: setting up {self.folder.name} (first run; downloads PyTorch, minutes)", flush=True)
+        print(f"dev.py: setting up {self.folder.name} (downloads PyTorch, minutes)", flush=True)
         if Path(sys.prefix).resolve() != self.folder.resolve():  # anew: what isn't asked for any more must not stay
             self._create()
         self._install()

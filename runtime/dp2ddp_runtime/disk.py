@@ -64,7 +64,7 @@ class Log:
     def _key(self) -> str:
         if self._count != world.count:
             self._count, self._number = world.count, 0
-        return f"{self._name}/{self._count % 2}/{self._number}"  # a rank may be in the next message already
+        return f"{self._name}/{self._count % 2}/{self._number}"  # a thread may write in the next one
 
     def write(self, entry: list[Any]) -> None:
         key = self._key()
@@ -94,6 +94,7 @@ class Disk:
         self._log = Log("files")
         self._logs: dict[int, Log] = {}
         self._opened: Counter[str] = Counter()  # files that are open for writing
+        self._raw: set[str] = set()  # opened by `os.open`, or past Python: nobody sees the end of that
         self._begin()
 
     def _begin(self) -> None:
@@ -106,7 +107,6 @@ class Disk:
         self._theirs: Counter[str] = Counter()  # that rank 0 has done
         self._destroyed: Counter[str] = Counter()  # how often this rank has come to what destroys a path
         self._arrived: Counter[tuple[int, str]] = Counter()  # the same of other ranks
-        self._raw: set[str] = set()  # opened by `os.open`: nobody sees the end of that
         self._copied: dict[tuple[str, int], str] = {}  # copies of what rank 0 has destroyed, by how often before
         self._room = _COPIED
         self._clear: Any = None  # removes the copies
@@ -281,9 +281,9 @@ class Disk:
             passed = self.passed.get(nearest, "")
         if passed is None:
             return Found("passed")  # removed, or with the folder in which it was
-        if waits:
-            self.wait_for_changes(EVERYTHING)
-        if nearest and (waits or nearest != path):
+        for each in (EVERYTHING, path) if waits else ():
+            self.wait_for_changes(each)
+        if nearest not in ("", path):
             self.wait_for_changes(nearest)
         if nearest == path:
             return Found("passed", passed)

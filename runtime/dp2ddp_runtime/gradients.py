@@ -118,8 +118,7 @@ class Bucket(NamedTuple):
     Attributes:
         sparse: whether the gradients are sparse.
         model: all tensors of the same model, but for those that it only holds.
-        held: whether the module only holds these, beside its `parameters()`: what no rank has used of them has no
-            gradient, not even zeros.
+        held: whether the module only holds these: what no rank has used of them has no gradient, not even zeros.
         end: a node at which each backward through the model ends, unless it is one for some tensors only.
     """
 

@@ -37,6 +37,7 @@ def put(key: str, data: bytes | str) -> None:
     world.store.set(key, data)
     if not hasattr(world.store, "check"):  # torch 2.1
         world.store.add(f"{key}/there", 1)
+    has(key)  # `set` doesn't wait until its host has it: what follows on the disk would be seen ahead of it
 
 
 def has(key: str) -> bool:

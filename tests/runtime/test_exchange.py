@@ -16,7 +16,7 @@ import dp2ddp_runtime as ddp
 import numpy as np
 import pytest
 import torch
-from dp2ddp_runtime import codec
+from dp2ddp_runtime import codec, disk
 from dp2ddp_runtime.world import agree, exchange, world
 from rank_pool import RankError, RankPool, on_ranks
 
@@ -116,6 +116,29 @@ def test_gather_gives_each_rank_s() -> bool:
     assert sum(each["number"] for each in found) == 3 * 2**80 + 3
     assert [each["kinds"] for each in found] == [(other, {np.float32(other)}) for other in range(3)]
     return type(found[1]["kinds"][1].pop()) is np.float32
+
+
+class Host(dict[str, bytes]):
+    """Of a store: what is set is on its way, and comes ahead of what is asked by the same rank."""
+
+    def set(self, *sent: Any) -> None:
+        self.sent = sent
+
+    def check(self, keys: list[str]) -> bool:
+        self.update([self.sent])
+        return keys[0] in self
+
+
+def test_what_is_told_is_there_for_a_rank_that_comes_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ahead of what follows on the disk, and also where the one that tells has begun the next message."""
+    log, late = disk.Log("files"), disk.Log("files")
+    monkeypatch.setattr(world, "store", host := Host())
+    for count in (7, 8):
+        monkeypatch.setattr(world, "count", count)
+        log.write([count])
+        assert len(host) == count - 6
+    monkeypatch.setattr(world, "count", 7)
+    assert list(late.read()) == [[7]]
 
 
 def test_a_name_of_a_newer_version_says_what_to_do() -> None:

@@ -219,6 +219,7 @@ class Store:
 def stores(late: Late) -> Any:
     """What C++ writes until it is closed is read when it is, as HDF5 is."""
     made = ddp.main_only(Store)("x.h5", "w")
+    ddp.barrier()  # as there are where a model's outputs are written
     late()
     made.close()
     return ddp.main_only(Store)("x.h5", "r").there

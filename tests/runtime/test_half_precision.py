@@ -69,15 +69,3 @@ def test_each_step_is_data_parallels(ranks: RankPool) -> None:
     assert skipped == {11: [1], 14: [0], 17: [1]}
     scales = [step.scale for step in expected]
     assert {after / before for before, after in zip(scales, scales[1:])} == {0.5, 1.0, 2.0}
-
-
-def kind_in_a_forward() -> str:
-    net = models.wrap_model(nn.Linear(2, 2).to(device()))
-    with torch.autocast("cuda", torch.bfloat16):
-        return str(net(torch.ones(4, 2, device=device())).dtype)
-
-
-@pytest.mark.parametrize("ranks", ["cuda"], indirect=True)
-def test_autocast_has_the_type_that_was_asked_for(ranks: RankPool) -> None:
-    """As on one GPU. In `nn.DataParallel`'s threads it is float16, whatever was asked for."""
-    assert ranks(2, kind_in_a_forward) == ["torch.bfloat16"] * 2
