@@ -123,7 +123,8 @@ def _is_given_a_time(facts: Facts, call: ast.Call) -> bool:
     given = given_to(call)[_GIVEN.get(last_name(call.func), 9) :]
     inner = [n for each in given for n in ast.walk(each) if isinstance(n, ast.Call) and not given_to(n)]
     now = (_CLOCK.search(facts.qualified(n.func) or "") and not _is_timer(facts, n) for n in inner)
-    return bool(given) and not any(now)
+    is_name = last_name(call.func) == "strftime" and isinstance(given[-1] if given else None, ast.Name)
+    return bool(given) and not is_name and not any(now)  # (nobody knows what a name holds)
 
 
 def _is_timer(facts: Facts, call: ast.Call) -> bool:

@@ -38,6 +38,15 @@ def test_without_venv_it_says_so_in_one_line(
     assert not (tmp_path / ".venv").exists()
 
 
+def test_what_another_recipe_had_is_gone(dev: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a package that was dropped: what still needs it fails here, and not on another machine."""
+    monkeypatch.setattr(dev.Environment, "_install", lambda self: None)
+    for packages in ((), ("other",)):
+        dev.Environment(tmp_path / ".venv", packages).make()
+        assert not (tmp_path / ".venv" / "dropped").exists()
+        (tmp_path / ".venv" / "dropped").touch()
+
+
 def test_without_an_old_python_the_oldest_torch_is_skipped(
     dev: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,8 +11,7 @@ _HEAD = """\
 import datetime, os, random, socket, tempfile, time, uuid
 from datetime import datetime as DateTime, timedelta
 import numpy as np
-import torch
-import torch.nn as nn
+import torch, torch.nn as nn
 """
 _NET = "net = nn.DataParallel(nn.Linear(4, 2))\n"
 _ONLY = Options(select=frozenset({"DDP019"}))
@@ -20,6 +19,7 @@ _ONLY = Options(select=frozenset({"DDP019"}))
 SHARED = {
     "torch.load(f'{DateTime.now():%Y}.pt')": "DateTime.now()",
     "name = time.strftime('%H', time.localtime())": "time.strftime('%H', time.localtime())",
+    "name = time.strftime('%H', now)": "time.strftime('%H', now)",
     "import cv2\nif cv2.waitKey(1) == 27:\n    exit()": "cv2.waitKey(1)",
     "class Run:\n    name = uuid.uuid4().hex": "uuid.uuid4()",
     "now = time.gmtime()": "time.gmtime()",

@@ -236,7 +236,7 @@ def test_means_of_narrow_outputs_do_not_overflow() -> list[bool]:
         return [bool(mean == each) for mean, each in zip(means, own)]
 
 
-@on_ranks(2, each=[True, True])
+@on_ranks(2, each=[True] * 3)
 def test_in_mixed_precision() -> list[bool]:
     """Under autocast an output is half as wide; its loss is in float32, as of the whole."""
     torch.manual_seed(0)
@@ -247,7 +247,7 @@ def test_in_mixed_precision() -> list[bool]:
         expected = F.cross_entropy(net(x), t)
         scaled = loss * 1024
     scaled.backward()
-    return [loss.dtype == expected.dtype, torch.allclose(loss, expected, rtol=1e-3)]
+    return [out.dtype == torch.bfloat16, loss.dtype == expected.dtype, torch.allclose(loss, expected, rtol=1e-3)]
 
 
 @needs_swap
