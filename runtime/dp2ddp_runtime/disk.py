@@ -281,8 +281,8 @@ class Disk:
             passed = self.passed.get(nearest, "")
         if passed is None:
             return Found("passed")  # removed, or with the folder in which it was
-        for each in (EVERYTHING, path) if waits else ():
-            self.wait_for_changes(each)
+        if waits:
+            self.wait_for_changes(path)
         if nearest not in ("", path):
             self.wait_for_changes(nearest)
         if nearest == path:
