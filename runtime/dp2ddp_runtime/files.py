@@ -20,6 +20,7 @@ import shutil
 import stat as stats
 import sys
 import tempfile
+import threading
 from typing import Any, Callable
 
 import torch
@@ -217,12 +218,13 @@ def _opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
 
 def _size(path: str) -> int:
     """Of the file that another rank appends to, at this line: rank 0 may have written more by now, or less."""
-    size = os.path.getsize(path) if os.path.exists(path) else 0  # first: rank 0 tells ahead of what it does
-    found = disk.look(path)
+    size = _real_stat(path).st_size if _real_access(path, 0) else 0  # first: rank 0 tells ahead of what it does
+    found = disk.look(path, waits=threading.current_thread() is threading.main_thread())
     if found.how == "was":
         return os.stat_result(*found.value[1]).st_size if found.value and found.value[1] else 0
     if found.how == "passed" and found.value:
-        return os.path.getsize(disk.path_of_content(path, 1))
+        kept = disk.path_of_content(path, 1)  # nowhere, if this process is in its name
+        return _real_stat(kept).st_size if _real_access(kept, 0) else 0
     return 0 if found.is_absent else size
 
 

@@ -26,6 +26,7 @@ import torch
 from torch import _utils
 from torch.autograd import Function
 
+from . import streams
 from .world import agree, all_gather, gather_rows, group_of, waiting, world
 
 Tensors = Sequence[torch.Tensor]
@@ -63,6 +64,14 @@ class OuterBackward:
     task = -1
     in_forward = False
 
+    @classmethod
+    def begin(cls) -> None:
+        """What it draws for its rows may differ between ranks: the script goes on from rank 0's random streams."""
+        task = torch._C._current_graph_task_id()
+        if task != cls.task:
+            torch.autograd.Variable._execution_engine.queue_callback(streams.adopting())
+        cls.task = task
+
 
 def is_inside() -> bool:
     """Whether what runs is a backward inside of another one, or of a forward."""
@@ -84,7 +93,7 @@ class Take(Function):
     def backward(ctx: Any, grad: torch.Tensor | None, anchor: torch.Tensor | None) -> Any:
         if grad is None and anchor is None:
             return None, None
-        OuterBackward.task = torch._C._current_graph_task_id()
+        OuterBackward.begin()
         grad = torch.zeros_like(ctx.like, device=ctx.device) if grad is None else grad
         return Gather.apply(grad, ctx.layout, None, *([] if anchor is None else [anchor])), None
 
@@ -102,7 +111,7 @@ class Gather(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        OuterBackward.task = torch._C._current_graph_task_id()
+        OuterBackward.begin()
         rows, anchor = Take.apply(grad, ctx.layout)
         if not ctx.layout.sizes[world.rank]:  # none of the rows are this rank's; with a graph, as on the others
             rows = rows if rows.shape == ctx.shape else rows.narrow(ctx.layout.dim, 0, 0)
@@ -198,7 +207,7 @@ class Sum(Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         if not OuterBackward.in_forward:  # of a second derivative that comes by no output
-            OuterBackward.task = torch._C._current_graph_task_id()
+            OuterBackward.begin()
         anchor, *own = Copy.apply(ctx.bucket, None, *grads)
         return (None, anchor if ctx.has_anchor else None, *own)
 

@@ -160,7 +160,7 @@ class Total(Function):
     def backward(ctx: Any, grad: Any, _: Any) -> Any:
         if grad is None:
             return (None,) * (4 + len(ctx.anchors))
-        gradients.OuterBackward.task = torch._C._current_graph_task_id()
+        gradients.OuterBackward.begin()
         own = Share.apply(grad, ctx.sizes, ctx.kind)
         anchors = (torch.zeros(0, dtype=kind, device=device) for kind, device in ctx.anchors)
         return (own, None, None, None, *anchors)

@@ -17,7 +17,7 @@ import threading
 import types
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -146,6 +146,17 @@ def adopt(generators: Iterable[Any] = ()) -> None:
         if len({told.value for told in exchange("random streams", zlib.crc32(now.bytes))}) > 1:
             now.states = exchange("random streams' states", now.states if world.rank == 0 else None)[0].value
             now.go_back()
+
+
+def adopting() -> Callable[[], None]:
+    """What adopts rank 0's streams if torch is drawn from until it is called. A collective then."""
+
+    def states() -> list[torch.Tensor]:
+        device = _cuda()
+        return [torch.get_rng_state(), *([] if device is None else [torch.cuda.get_rng_state(device)])]
+
+    before = states()
+    return lambda: None if all(map(torch.equal, before, states())) else adopt()
 
 
 class Position:
