@@ -171,7 +171,7 @@ class Replicas:
         around = self._source.parent(index)
         around = self._source.parent(around) if isinstance(around, ast.Slice) else around
         if isinstance(around, ast.Subscript):
-            return around
+            return None if self._is_filled(around) else around
         if isinstance(around, ast.Compare):
             others = (n for n in (around.left, *around.comparators) if not isinstance(n, ast.Call) and n is not index)
             is_number = any(isinstance(n, ast.Constant) or _DEVICE_LISTS.search(ast.unparse(n)) for n in others)
@@ -180,6 +180,12 @@ class Replicas:
             return None
         is_text = isinstance(around.left, ast.Constant) and isinstance(around.left.value, str)
         return None if is_text else around
+
+    def _is_filled(self, pick: ast.Subscript) -> bool:
+        """Whether a function fills what it picks, for each device anew: a cache, as of tables of positions."""
+        inside = ast.walk(self._source.function(pick) or pick)
+        fills = (n for n in inside if isinstance(n, ast.Subscript) and isinstance(n.ctx, ast.Store))
+        return any(ast.unparse(n) == ast.unparse(pick) for n in fills)
 
     @cached_property
     def patches(self) -> list[ast.Call]:

@@ -32,7 +32,7 @@ class Step(NamedTuple):
 
 #: What becomes of the command.
 STARTS = "one process on each GPU that it wraps a model for"
-TRY = "to try it without GPUs, put DP2DDP_NPROC=2 in front"
+TRY = "to try it without GPUs, if it can run so, put DP2DDP_NPROC=2 in front"
 _DEVICES = re.compile(r"wrap_model\(.*\bdevice_ids=[\[(]([\d, ]+)[\])]")
 
 

@@ -170,6 +170,6 @@ def _without(facts: Facts) -> Iterator[Note]:
             and not any(facts.source.module(node) in reached for node in found)
         ):
             here = next((call for call in wraps if facts.source.module(call) is entry), wraps[0])
-            what = "no `DataLoader` of torch's is found in this program: each rank loads all of each batch"
-            todo = "to share the loading, put `ddp.shard_loader(...)` around a loader of torch's that is made elsewhere"
+            what = "no `DataLoader` of torch's is found in this program: each rank loads whole batches"
+            todo = "to share the loading, load by a `DataLoader`, and put `ddp.shard_loader(...)` around it"
             yield Note(LoadersRule.id, facts.span(here), what, todo)

@@ -15,7 +15,7 @@ from dp2ddp.source.spans import Span
 #: torchvision's classes that have another name, with the same arguments.
 _RENAMED = {"Scale": "Resize", "RandomSizedCrop": "RandomResizedCrop"}
 
-_NAMES = re.compile("loss|err|acc")
+_NAMES = re.compile("loss|err|acc|prec")  # of what is one number
 _VOLATILE = ("`volatile` has no effect since PyTorch 0.4", "`with torch.no_grad():` where it isn't yet")
 _FIRST = ("`.data[0]` of a loss raises since PyTorch 0.4", "`.item()`")
 _NEXT = ("iterators have no `.next()` since Python 3", "if this is one, write `next(...)`, here and below")
@@ -31,8 +31,8 @@ class OldNamesRule(Rule):
     why = (
         "`async=True` is no Python since 3.7: it becomes `non_blocking=True`. torchvision's `Scale` and "
         "`RandomSizedCrop` get their new names, `it.next()` of what `iter` made becomes `next(it)`, and "
-        "`loss.data[0]` of a loss `loss.item()`. What today's PyTorch can't run (other `loss.data[0]`, "
-        "`_DataLoaderIter`) or ignores (`volatile=True`) gets a note."
+        "`loss.data[0]` of a loss or an accuracy `loss.item()`. What today's PyTorch can't run (`loss.data[0]` of "
+        "several, `_DataLoaderIter`) or ignores (`volatile=True`) gets a note."
     )
     essential = True
     examples = (
@@ -161,10 +161,11 @@ def _first_of(node: ast.AST) -> ast.expr | None:
 
 
 def _is_loss(facts: Facts, node: ast.expr) -> bool:
-    """Whether a value is one number, for sure: in its function its `backward` is called."""
+    """Whether a value is one number: by its name, or as in its function its `backward` is called."""
     name, inside = ast.unparse(node), list(ast.walk(facts.source.function(node) or facts.source.module(node)))
     assigns = [n for n in inside if isinstance(n, ast.Assign) and any(ast.unparse(each) == name for each in n.targets)]
     if any(ast.unparse(part) == name for each in assigns for part in ast.walk(each.value)):
         return False  # `loss = loss.mean()`: there were several
     calls = (n.func for n in inside if isinstance(n, ast.Call) and not n.args and isinstance(n.func, ast.Attribute))
-    return any(each.attr == "backward" and ast.unparse(each.value) == name for each in calls)
+    begins = any(each.attr == "backward" and ast.unparse(each.value) == name for each in calls)
+    return begins or bool(_NAMES.search(name.lower()))

@@ -138,10 +138,10 @@ class Cutter:
             moved: Any = value.to(world.device)  # type: ignore[arg-type]
             return moved._replace(data=self._copied(whole(moved.data)))
         if path and self._is_list_of_rows(path, value):
-            if all(type(each) in (int, float, str) for each in value):
+            if not tensors(value):
                 self.warn_once(
                     ("list", *path),
-                    f"{place.line()} gives the wrapped model a list of {len(value)} numbers or texts (argument "
+                    f"{place.line()} gives the wrapped model a list of {len(value)} entries without tensors (argument "
                     f"{'.'.join(map(str, path))}), as many as the batch has rows: each rank has those of its rows. If "
                     "they aren't about rows, keep them in the model",
                 )

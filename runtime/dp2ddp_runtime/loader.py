@@ -101,6 +101,7 @@ class _Sharded(DataLoader[Any]):
         if world.alone or (_loading and _is_main_thread()):
             return super().__iter__()
         if not _is_main_thread():
+            streams.iterated_by_threads.append(self)
             with streams.lock:
                 return super().__iter__()
         streams.adopt(streams.generators_in(self.generator, self.sampler, self.batch_sampler, self.dataset))

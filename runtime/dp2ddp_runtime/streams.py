@@ -45,6 +45,7 @@ if np is not None:
 #: Held where streams are exchanged, and where a sharded loader's samples are loaded in the script's process: a thread
 #: that loads must not draw from the stream of a forward.
 lock = threading.RLock()
+iterated_by_threads: list[Any] = []  #: Loaders that are: they draw at any time.
 
 
 def replica_seed(seed: int, rank: int) -> int:
@@ -149,14 +150,14 @@ def adopt(generators: Iterable[Any] = ()) -> None:
 
 
 def adopting() -> Callable[[], None]:
-    """What adopts rank 0's streams if torch is drawn from until it is called. A collective then."""
+    """What adopts rank 0's streams if torch is drawn from until it is called, and not by a thread. A collective then."""
 
     def states() -> list[torch.Tensor]:
         device = _cuda()
         return [torch.get_rng_state(), *([] if device is None else [torch.cuda.get_rng_state(device)])]
 
     before = states()
-    return lambda: None if all(map(torch.equal, before, states())) else adopt()
+    return lambda: None if iterated_by_threads or all(map(torch.equal, before, states())) else adopt()
 
 
 class Position:

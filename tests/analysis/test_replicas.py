@@ -150,6 +150,8 @@ def test_replicas_that_meet_by_queues_are_refused(sync_bn: bool) -> None:
     [
         "class Net(nn.Module):\n    def forward(self, x):\n        return x.get_device(), len(x) == 0\n"
         "net = nn.DataParallel(Net())\n",
+        "class Net(nn.Module):\n    def forward(self, x):\n        on = x.get_device()\n        if on not in self.w:\n"
+        "            self.w[on] = f(x)\n        return x + self.w[on]\nnet = nn.DataParallel(Net())\n",  # a cache
         "def place(x):\n    return x.get_device() == 0\nnet = nn.DataParallel(nn.Linear(4, 2))\n",
         _ABN + "net = nn.DataParallel(nn.Linear(4, 2))\n",  # nobody uses it
         _ABN.replace("x.get_device() == self.devices[0]", "True") + "net = nn.DataParallel(Synced(2))\n",

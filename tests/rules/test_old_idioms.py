@@ -21,7 +21,7 @@ def _notes_of(body: str) -> list[str]:
 
 
 def test_what_has_no_other_name_is_told_once_in_a_file() -> None:
-    loss = "loss = net(x).mean()\nprint(loss.data[0])\ntotal = 0\ntotal += loss.data[0]"
+    loss = "loss = net(x)\nloss = loss.mean()\nprint(loss.data[0])\ntotal = 0\ntotal += loss.data[0]"
     assert _notes_of(loss) == ["`.data[0]` of a loss raises since PyTorch 0.4"]
     volatile = "a = Variable(x, volatile=True)\nb = Variable(x, volatile=True)"
     assert _notes_of(volatile) == ["`volatile` has no effect since PyTorch 0.4"]
@@ -31,23 +31,21 @@ def test_what_has_no_other_name_is_told_once_in_a_file() -> None:
 
 
 LOSSES = {
-    "loss = f(x)\nloss.backward()\nprint(loss.data[0])": True,
-    "loss = net(x)\nprint(loss.data[0])\nloss = loss.mean()\nloss.backward()": False,  # a number for each replica
+    "loss = f(x)\nloss.backward()\nprint(loss.data[0])": ["loss"],
+    "x = f(a)\nx.backward()\nprint(x.data[0], images.data[0])": ["x"],
+    "def show(loss):\n    print(loss.data[0], prec1.data[0])": ["loss", "prec1"],
+    "loss = net(x)\nprint(loss.data[0])\nloss = loss.mean()\nloss.backward()": [],  # a number for each replica
 }
 
 
 @pytest.mark.parametrize("body", LOSSES)
-def test_the_number_of_what_plainly_is_a_loss_is_its_item(body: str) -> None:
-    script = f"import torch.nn as nn\nnet = nn.DataParallel(net)\n{body}\n"
-    done = convert_source(script, "train.py", Options())
-    assert done.new_text.endswith(f"{body.replace('loss.data[0]', 'loss.item()') if LOSSES[body] else body}\n")
-    assert [note.rule for note in done.notes if note.rule == "DDP021"] == ["DDP021"] * (not LOSSES[body])
-
-
-def test_the_first_line_is_named() -> None:
-    body = "def run(loss):\n    for i in [1]:\n        print(loss.data[0])\nloss = x\nrun(x)\nprint(loss.data[0])\n"
-    notes = convert_source(f"import torch.nn as nn\nnet = nn.DataParallel(net)\n{body}", "train.py", Options()).notes
-    assert [note.span.start.line for note in notes if note.rule == "DDP021"] == [5]
+def test_the_number_of_a_loss_is_its_item(body: str) -> None:
+    done = convert_source(f"import torch.nn as nn\nnet = nn.DataParallel(net)\n{body}\n", "train.py", Options())
+    wanted = body
+    for name in LOSSES[body]:
+        wanted = wanted.replace(f"{name}.data[0]", f"{name}.item()")
+    assert done.new_text.endswith(f"{wanted}\n")
+    assert [note.span.start.line for note in done.notes if note.rule == "DDP021"] == [4] * (not LOSSES[body])
 
 
 def test_a_next_of_the_script_s_own_does_not_call_itself() -> None:

@@ -13,6 +13,7 @@ import os
 import posix
 import subprocess
 import sys
+import threading
 import time
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -186,10 +187,18 @@ def rotating(late: Late) -> Any:
         with open("grows", "a") as file:
             seen.append(file.tell())
             file.write("row\n" * number)
-        Path(f"of {world.rank}").open("a").close()  # as TensorBoard's files are, by the process in their names
     handler.close()
     late()
     return [*seen, sorted(os.listdir("."))]
+
+
+def threads(late: Late) -> Any:
+    """TensorBoard's thread appends to a file with the process in its name, to which no other rank comes."""
+    late()
+    thread = threading.Thread(target=lambda: [Path(f"of {world.rank}").open(mode).close() for mode in "waa"])
+    thread.start()
+    thread.join()
+    ddp.barrier()
 
 
 def _alone(path: str) -> bool:
@@ -226,7 +235,7 @@ def stores(late: Late) -> Any:
     return ddp.main_only(Store)("x.h5", "r").there
 
 
-SHAPES = [stores, failing, handles, commands, looks, linked, rotating, forked]
+SHAPES = [stores, failing, handles, commands, looks, linked, rotating, threads, forked]
 
 
 def _run(shape: Callable[[Late], Any], folder: Path, late_rank: int) -> Any:

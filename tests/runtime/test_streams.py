@@ -15,7 +15,7 @@ import torch
 from dp2ddp_runtime import streams
 from dp2ddp_runtime.world import world
 from loading import Sized
-from rank_pool import RankPool
+from rank_pool import RankPool, on_ranks
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -55,6 +55,23 @@ def test_own_streams_begin_anew_where_the_script_seeds_torch(ranks: RankPool) ->
     assert len({*first, *second}) == 8
     generator = torch.Generator().manual_seed(streams.replica_seed(3, 1))
     assert second[0] == torch.rand(1, generator=generator).item()
+
+
+class Noisy(nn.Linear):
+    """Draws in its backward, as ShakeShake does: numbers for each row."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = super().forward(x)
+        out.register_hook(torch.rand_like)
+        return out
+
+
+@on_ranks(2)
+def test_after_a_backward_that_draws_for_uneven_rows_the_ranks_draw_the_same() -> None:
+    net = ddp.wrap_model(Noisy(2, 2))
+    for number in range(3):
+        net(torch.ones(3, 2)).sum().backward()
+        assert len(set(ddp.gather(torch.rand(1).item()))) == 1, number
 
 
 class Drawing(Sized):
