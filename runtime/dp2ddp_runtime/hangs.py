@@ -384,7 +384,7 @@ def _where(frame: FrameType | None) -> tuple[str, str, bool]:
         frame = frame.f_back
     while first is not None:
         if f"{os.path.basename(first.f_code.co_filename)}:{first.f_lineno}" == line:
-            return line, linecache.getline(first.f_code.co_filename, first.f_lineno).strip(), debugs
+            return line, linecache.getline(first.f_code.co_filename, first.f_lineno or 0).strip(), debugs
         first = first.f_back
     return line, "", debugs
 
