@@ -17,6 +17,8 @@ _CLOCK = re.compile(r"time\.(time|now|gmtime|localtime)$")
 _TIMERS = frozenset({"time.time", "time.monotonic", "time.perf_counter"})
 #: Where functions are given the time that they write out.
 _GIVEN = {"strftime": 1, "ctime": 0, "asctime": 0, "gmtime": 0, "localtime": 0, "fromtimestamp": 0}
+_TEXTS = {"str", "format", "tuple", *_GIVEN}  # which make another value of one
+_SHOWS = frozenset("print write debug info warning error critical".split())
 _REASON = "each rank would get a different one, and then look elsewhere or draw other numbers"
 
 
@@ -29,7 +31,8 @@ class ClocksRule(Rule):
     why = (
         "Each rank has its own clock and random names. A folder named after the time may be another one on each rank, "
         "and a seed taken from the clock makes the ranks diverge. `ddp.broadcast` gives all ranks what rank 0 had at "
-        "this line, and waits for nobody. Timers stay, but a test of one gets a note, as ranks may part there."
+        "this line, and waits for nobody. What is only printed or logged stays, and so do timers, but a test of one "
+        "gets a note, as ranks may part there."
     )
     examples = (
         Example(
@@ -79,6 +82,7 @@ print(time.time() - start)
                 and not inside
                 and not _is_given_a_time(facts, call)
                 and not _is_timer(facts, call)
+                and not _is_shown(facts, call)
             ):
                 shared.append(call)
                 span = facts.span(call)
@@ -138,6 +142,31 @@ def _is_timer(facts: Facts, call: ast.Call) -> bool:
     subtracted = (n for n in ast.walk(module) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Sub))
     sides = {ast.unparse(side) for each in subtracted for side in (each.left, each.right)}
     return any(ast.unparse(target) in sides for target in above.targets)
+
+
+def _is_shown(facts: Facts, value: ast.expr, names: int = 2) -> bool:
+    """Whether a value is only printed or logged, here or by the names that it gets, one after the other."""
+    taker = _taker(facts, value)
+    if isinstance(taker, ast.Call):
+        return last_name(taker.func) in _SHOWS
+    if not names or not isinstance(taker, ast.Assign) or not isinstance(taker.targets[-1], ast.Name):
+        return False
+    name, scope = taker.targets[-1].id, list(ast.walk(facts.source.function(value) or facts.source.module(value)))
+    named = (n for n in scope if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load))
+    loads = [each for each in named if facts.source.statement(each) is not taker]
+    is_local = bool(loads) and len(taker.targets) == 1 and not any(isinstance(n, ast.Global) for n in scope)
+    return is_local and all(_is_shown(facts, each, names - 1) for each in loads)
+
+
+def _taker(facts: Facts, value: ast.expr) -> ast.AST:
+    """The statement that a value is part of, as it is or as a text, or the call that takes it."""
+    inner: ast.AST = value
+    for above in facts.source.ancestors(value):
+        is_text = inner is getattr(above, "func", None) or last_name(getattr(above, "func", above)) in _TEXTS
+        if isinstance(above, ast.stmt) or (isinstance(above, ast.Call) and not is_text):
+            return above
+        inner = above
+    return inner
 
 
 def _decides(facts: Facts, call: ast.Call) -> bool:

@@ -150,7 +150,7 @@ def adopt(generators: Iterable[Any] = ()) -> None:
 
 
 def adopting() -> Callable[[], None]:
-    """What adopts rank 0's streams if torch is drawn from until it is called, and not by a thread. A collective then."""
+    """What adopts rank 0's streams if torch is drawn from until it is called, by no thread. A collective then."""
 
     def states() -> list[torch.Tensor]:
         device = _cuda()

@@ -23,6 +23,11 @@ SHARED = {
     "import cv2\nif cv2.waitKey(1) == 27:\n    exit()": "cv2.waitKey(1)",
     "class Run:\n    name = uuid.uuid4().hex": "uuid.uuid4()",
     "now = time.gmtime()": "time.gmtime()",
+    "print(open(time.ctime()))": "time.ctime()",
+    "file = open(time.ctime())\nprint(file)": "time.ctime()",
+    "def log():\n    now = time.ctime()\n    print(now)\n    return now": "time.ctime()",
+    "def log():\n    global now\n    now = time.ctime()\n    print(now)": "time.ctime()",
+    "def log(self):\n    self.now = time.ctime()\n    print(self.now)": "time.ctime()",
     "name = str(int(time.time()))": "time.time()",
     "name = DateTime.fromtimestamp(time.time())": "DateTime.fromtimestamp(time.time())",
     "np.random.seed(int(time.time()) % 1000)": "time.time()",
@@ -41,6 +46,9 @@ LEFT = [
     "random.seed()\nnp.random.seed()\ntorch.seed()\nrng = np.random.default_rng()",
     "folder = tempfile.mkdtemp()\nhost = f'{socket.gethostname()}_{os.getpid()}_{id(net)}'",
     "random.seed(3)\ntorch.manual_seed(args.seed)",
+    "print('at', str(DateTime.now().strftime('%H')))\nlogger.info('{}'.format(time.ctime()))",
+    "now = time.ctime()\nrow = [now, 3]\nprint('%s %d' % tuple(row))",
+    "def log(text):\n    text = time.strftime('[%X] ', time.gmtime()) + text\n    print(text)\n    file.write(text)",
     "import cv2\nif shown:\n    cv2.waitKey(0)",  # whose value nobody uses
 ]
 
@@ -59,9 +67,9 @@ def test_what_only_tells_the_time_stays(text: str) -> None:
 
 
 def test_a_date_of_several_calls_is_broadcast_once() -> None:
-    text = "print(time.strftime('%H', DateTime.now().timetuple()))\n"
+    text = "now = time.strftime('%H', DateTime.now().timetuple())\n"
     new = convert_source(_HEAD + _NET + text, "train.py", _ONLY).new_text
-    assert "print(ddp.broadcast(time.strftime('%H', DateTime.now().timetuple())))\n" in new
+    assert "now = ddp.broadcast(time.strftime('%H', DateTime.now().timetuple()))\n" in new
 
 
 @pytest.mark.parametrize(
