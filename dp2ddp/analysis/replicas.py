@@ -94,7 +94,7 @@ class Replicas:
                 yield Blocker(uses[0], f"{why}, and each process would wait for the others there", _TORCHS_OWN)
         for node in self._compared():
             what = self._source.brief(node)
-            why = f"`{what}` asks which GPU a replica is on, and each process calls its own the first"
+            why = f"`{what}` asks which GPU a replica is on, and each process sees its own as `cuda:0`"
             yield Blocker(node, why, "leave the question out: what it decides, each process does for its own rows")
 
     def _instead(self, definition: ast.ClassDef, why: str, uses: list[ast.expr]) -> str:

@@ -149,7 +149,7 @@ def _whole(facts: Facts, options: Options) -> Iterator[Note]:
             LoadersRule.id,
             facts.span(call),
             what,
-            "if rows stay apart in it, say `rows=True`, here and below (or `--rows`)",
+            "if it makes each row alone (no padding to the longest), say `rows=True`, here and below (or `--rows`)",
         )
     kinds = (node for node in facts.source.nodes if isinstance(node, ast.ClassDef))
     for node in (node for node in kinds if facts.classes.derives(node, _STREAMS)):
