@@ -188,7 +188,8 @@ class Net(nn.Module):
     ],
 )
 def test_a_module_that_asks_on_which_gpu_it_is_is_refused(asked: str) -> None:
-    layer = f"import torch\nclass Net(nn.Module):\n    def forward(self, x):\n        return x if {asked} else -x\n"
+    body = f"self.w[0] = x\n        return x if {asked} else -x"
+    layer = f"import torch\nclass Net(nn.Module):\n    def forward(self, x):\n        {body}\n"
     done = converted(f"{layer}net = nn.DataParallel(nn.Sequential(Net()))\n")
     assert done.refused
     assert [note.what.split(" asks")[0] for note in done.notes] == [f"`{asked}`"]

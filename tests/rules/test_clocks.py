@@ -26,6 +26,7 @@ SHARED = {
     "print(open(time.ctime()))": "time.ctime()",
     "file = open(time.ctime())\nprint(file)": "time.ctime()",
     "def log():\n    now = time.ctime()\n    print(now)\n    return now": "time.ctime()",
+    "def log():\n    self.now = now = time.ctime()\n    print(now)": "time.ctime()",
     "def log():\n    global now\n    now = time.ctime()\n    print(now)": "time.ctime()",
     "def log(self):\n    self.now = time.ctime()\n    print(self.now)": "time.ctime()",
     "name = str(int(time.time()))": "time.time()",

@@ -101,9 +101,11 @@ def read_in_a_thread(shard: bool) -> Any:
     found = []
     dropout = nn.Dropout() if shard else nn.Identity()
     while (batch := ahead.get()) is not None:
+        behind_a_backward = streams.adopting()
         with streams.forward if shard else nullcontext():
             time.sleep(0.001 * (2 - world.rank))
             dropout(torch.ones(100))
+        behind_a_backward()
         found.append([column.tolist() for column in batch])
     thread.join()
     return found, torch.rand(1).item()
