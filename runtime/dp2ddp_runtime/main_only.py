@@ -36,7 +36,7 @@ def main_only(target: T) -> T:
 
     Deferred batches among the arguments of its calls are gathered first, on every rank. Other ranks' reads wait until
     rank 0 has done the calls of a function or class. What opens a file for reading (`h5py.File(path, "r")`) is there on
-    every rank. None, in the place of a module that isn't installed, stays. No collective.
+    every rank, by "r+" for reading alone. None, in the place of a module that isn't installed, stays. No collective.
 
     Returns:
         What every rank may call. On rank 0 that gives what `target` gives; elsewhere an `Absent`, which takes every
@@ -86,8 +86,8 @@ class _Called:
         if not disk.is_used:
             return self._present(*args, **kwargs)
         args, kwargs = materialize((args, kwargs))
-        paths = _paths(args, kwargs)
-        if _reads(self._target, args, kwargs):
+        paths, bound = _paths(args, kwargs), _reads(self._target, args, kwargs)
+        if bound is not None and "+" not in bound.arguments["mode"]:
             for path in paths if not mode_of() else ():
                 disk.looks(path)  # where rank 0 has closed what it has written
                 disk.look(path) if world.rank else None
@@ -101,6 +101,10 @@ class _Called:
         disk.changed(EVERYTHING)
         if world.rank:  # what C++ writes, C++ reads: nothing of Python sees that
             disk.wait_for_changes(EVERYTHING)
+        if world.rank and bound is not None:
+            bound.arguments["mode"] = "r"
+            with suppress(OSError):  # rank 0 has it open
+                return self._target(*bound.args, **bound.kwargs)
         return _gathering(made)
 
     def __getattr__(self, attribute: str) -> Any:
@@ -115,14 +119,14 @@ def _paths(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
     return [path for path in (ours(each) for each in given if "\n" not in str(each)) if path is not None]
 
 
-def _reads(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call opens something for reading, by its argument `mode`."""
+def _reads(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments | None:
+    """The arguments of a call that opens something for reading, by its argument `mode`, maybe to write it, too."""
     with suppress(ValueError, TypeError):  # of a class in C the arguments aren't known; a module has none
         bound = inspect.signature(target).bind(*args, **kwargs)
         bound.apply_defaults()
         mode = bound.arguments.get("mode")
-        return isinstance(mode, str) and "r" in mode and not set(mode) & set("wax+")
-    return False
+        return bound if isinstance(mode, str) and "r" in mode and not set(mode) & set("wax") else None
+    return None
 
 
 def _gathering(made: Any) -> Any:

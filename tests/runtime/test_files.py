@@ -232,7 +232,7 @@ def stores(late: Late) -> Any:
     ddp.barrier()  # as there are where a model's outputs are written
     late()
     made.close()
-    return ddp.main_only(Store)("x.h5", "r").there
+    return [ddp.main_only(Store)("x.h5", mode).there for mode in ("r", "r+")]
 
 
 SHAPES = [stores, failing, handles, commands, looks, linked, rotating, threads, forked]
