@@ -10,6 +10,7 @@ import json
 import pathlib
 import time
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,15 +32,8 @@ def _array(parts: Any) -> Any:
 def _memory(array: Any) -> Any:
     if array.dtype.hasobject:
         raise TypeError("an array of Python objects can't be sent to other ranks")
-    return [
-        array.dtype.str,
-        list(array.shape),
-        torch.frombuffer(bytearray(array.tobytes() or b"\0"), dtype=torch.uint8),
-    ]
-
-
-def _delta(value: datetime.timedelta) -> list[int]:
-    return [value.days, value.seconds, value.microseconds]
+    data = torch.frombuffer(bytearray(array.tobytes() or b"\0"), dtype=torch.uint8)
+    return [array.dtype.str, list(array.shape), data]
 
 
 # By name: the types, how such a value is taken apart into others, and how it is made of these again. The first fits.
@@ -54,7 +48,7 @@ _KINDS: dict[str, tuple[Any, Any, Any]] = {
     "bytes": (bytes, bytes.hex, bytes.fromhex),
     "datetime": (datetime.datetime, datetime.datetime.isoformat, datetime.datetime.fromisoformat),
     "date": (datetime.date, datetime.date.isoformat, datetime.date.fromisoformat),
-    "timedelta": (datetime.timedelta, _delta, lambda parts: datetime.timedelta(*parts)),
+    "timedelta": (datetime.timedelta, lambda d: [d.days, d.seconds, d.microseconds], lambda d: datetime.timedelta(*d)),
     "path": (pathlib.PurePath, str, pathlib.Path),
     "uuid": (uuid.UUID, str, uuid.UUID),
     # What is derived from these:
@@ -109,29 +103,38 @@ def loads(text: str, tensors: list[torch.Tensor]) -> Any:
 def encode(value: Any) -> bytes:
     """`value`, as `dumps` takes it, with its tensors' bytes: for a store."""
     tensors: list[torch.Tensor] = []
-    text = dumps(value, tensors)
-    plain = [t.detach().cpu().contiguous() for t in tensors]
-    head = json.dumps([text, [[str(t.dtype)[6:], list(t.shape)] for t in plain]]).encode()
-    return b"".join([len(head).to_bytes(8, "little"), head, *map(memory, plain)])
+    return packed([dumps(value, tensors)], tensors)
 
 
 def decode(data: bytes) -> Any:
     """The value that `encode` took. Tensors come back on the CPU."""
-    end = 8 + int.from_bytes(data[:8], "little")
-    text, kinds = json.loads(data[8:end])
-    tensors = []
-    for dtype, shape in kinds:
-        tensor = torch.empty(shape, dtype=getattr(torch, dtype))
-        size = tensor.numel() * tensor.element_size()
-        fill(tensor, data[end : end + size])
-        tensors.append(tensor)
-        end += size
+    (text,), tensors = unpacked(data)
     return loads(text, tensors)
 
 
+def packed(plain: Sequence[Any], tensors: Sequence[torch.Tensor]) -> bytes:
+    """What JSON takes, and tensors, as bytes."""
+    head = json.dumps([*plain, [[str(t.dtype)[6:], [*t.shape]] for t in tensors]]).encode()
+    return b"".join([len(head).to_bytes(8, "little"), head, *map(memory, tensors)])
+
+
+def unpacked(data: bytes) -> tuple[list[Any], list[torch.Tensor]]:
+    """What `packed` took. Tensors come back on the CPU."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    *plain, kinds = json.loads(bytes(data[8:end]))
+    tensors, rest = [], memoryview(data)[end:]
+    for dtype, shape in kinds:
+        tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+        size = tensor.numel() * tensor.element_size()
+        fill(tensor, rest[:size])
+        tensors.append(tensor)
+        rest = rest[size:]
+    return plain, tensors
+
+
 def memory(tensor: torch.Tensor) -> bytes:
-    """The bytes of a contiguous tensor on the CPU."""
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().as_strided((tensor.numel(),), (1,))
+    """The bytes of a tensor."""
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().as_strided((tensor.numel(),), (1,))
     return bytes(flat.view(torch.uint8).numpy().data) if np is not None else bytes(flat.view(torch.uint8).tolist())
 
 

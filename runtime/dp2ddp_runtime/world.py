@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import threading
 import weakref
@@ -163,30 +162,23 @@ def exchange(kind: str, value: Any = None, tensors: Sequence[torch.Tensor] = ())
     inside: list[torch.Tensor] = []
     text = codec.dumps(value, inside)
     small = [t.device.type == "cpu" and t.numel() * t.element_size() <= SMALL for t in tensors]
-    sent = [*(t.detach().cpu() for t in inside), *(t for t, is_small in zip(tensors, small) if is_small)]
-    kinds = [[str(t.dtype)[6:], [*t.shape]] for t in sent]
+    sent = [*inside, *(t for t, is_small in zip(tensors, small) if is_small)]
     rest = [[] if is_small else [*t.shape] for t, is_small in zip(tensors, small)]
     agreed, world.agreed = world.agreed, []
     at, noted, raised = place.line(), [*world.noted], world.raised
     world.raised = ""
-    head = json.dumps([world.count, kind, at, agreed, noted, text, len(inside), kinds, rest, small, raised]).encode()
-    message = b"".join([len(head).to_bytes(8, "little"), head, *map(codec.memory, sent)])
+    message = codec.packed([world.count, kind, at, agreed, noted, text, len(inside), rest, small, raised], sent)
     with waiting(kind):
-        found = [_parsed(each) for each in _all_gather(message)]
+        found = [codec.unpacked(each) for each in _all_gather(message)]
     world.met = world.count
     _compare([head for head, _ in found])
-    told = [Told(*_value(head, data)) for head, data in found]
+    told = [_told(head, came) for head, came in found]
     if any(head[4] for head, _ in found):
         world.signals([head[4] for head, _ in found])
     return told
 
 
 _MAIN = (type(threading.main_thread()), threading._DummyThread)  # autograd's threads are unknown to Python
-
-
-def _parsed(data: bytes) -> tuple[Any, memoryview]:
-    end = 8 + int.from_bytes(data[:8], "little")
-    return json.loads(bytes(data[8:end])), memoryview(data)[end:]
 
 
 def _compare(heads: Sequence[Any]) -> None:
@@ -203,19 +195,11 @@ def _compare(heads: Sequence[Any]) -> None:
         raise Divergence(f"the ranks have come apart: {where}. {ADVICE}")
 
 
-def _value(head: Any, data: memoryview) -> tuple[Any, list[Any]]:
-    _, _, _, _, _, text, inside, kinds, rest, small, _ = head
-    came = []
-    for dtype, shape in kinds:
-        tensor = torch.empty(shape, dtype=getattr(torch, dtype))
-        size = tensor.numel() * tensor.element_size()
-        codec.fill(tensor, data[:size])
-        came.append(tensor)
-        data = data[size:]
+def _told(head: Sequence[Any], came: list[torch.Tensor]) -> Told:
+    *_, text, inside, rest, small, _ = head
     after = iter(came[inside:])
-    return codec.loads(text, came[:inside]), [
-        next(after) if is_small else shape for is_small, shape in zip(small, rest)
-    ]
+    tensors = [next(after) if is_small else shape for is_small, shape in zip(small, rest)]
+    return Told(codec.loads(text, came[:inside]), tensors)
 
 
 def _all_gather(message: bytes) -> list[bytes]:
