@@ -54,7 +54,6 @@ class Birth:
         self.called = self.begun = False
         self.launched: Mapping[str, str] = {}
         self.began_at = 0.0
-        self.is_early = False  # whether all ranks started in `setup`
         self.environment: dict[str, str] = {}
         self.command: list[str] = []
         self.folder = ""
@@ -171,6 +170,12 @@ def _start_children(size: int) -> None:
             "sets of strings have another order on each rank, and by what is built or drawn in a loop over one the "
             "ranks come apart: start with PYTHONHASHSEED=0"
         )
+    seconds = time.monotonic() - birth.began_at
+    if seconds > _TOLD_AFTER:
+        sys.stderr.write(
+            f"dp2ddp: {seconds:.0f} s passed before the first wrap ({place.line()}), which each other rank takes now "
+            'as well; ddp.setup(start="now") starts all at once\n'
+        )
     # TCPStore's own socket would listen on every interface; and libuv's server can't take one in every torch.
     listener = socket.create_server((LOOPBACK, 0))
     port = listener.getsockname()[1]
@@ -186,21 +191,15 @@ def _start_children(size: int) -> None:
 
 def _meet(ids: Sequence[int]) -> None:
     """The ranks' groups; all ranks come here, at the same line."""
-    seconds = time.monotonic() - birth.began_at
-    if world.rank == 0 and seconds > _TOLD_AFTER and not birth.launched and not birth.is_early:
-        sys.stderr.write(
-            f"dp2ddp: {seconds:.0f} s passed before the first wrap ({place.line()}), which each other rank takes now "
-            'as well; ddp.setup(start="now") starts all at once\n'
-        )
     size = birth.born["size"]
     if world.rank == 0:
         hangs.install()
-    hangs.start(size)
-    if world.rank == 0:
+        hangs.start(size)
         publish("folder", os.getcwd())
     count("here", 1)
     wait_until(lambda: count("here") >= size, "the other ranks at the first wrap")
-    device, shares = gpus.device(ids), gpus.shares(ids, world.launched or size)
+    device = torch.device("cpu") if gpus.is_on_cpu() else torch.device("cuda", ids[0])  # as all ranks call it
+    shares = gpus.shares(ids, world.launched or size)
     loopback = not birth.launched and "GLOO_SOCKET_IFNAME" not in os.environ and sys.platform == "linux"
     if loopback:  # all ranks are here, and a machine's own name may lead to an interface that is down
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"

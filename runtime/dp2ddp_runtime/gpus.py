@@ -189,11 +189,6 @@ def _holding(real: Callable[..., None], held: frozenset[str]) -> Callable[..., N
     return change
 
 
-def device(ids: Sequence[int]) -> torch.device:
-    """Where this rank's replicas are, as the script calls it: the same on all ranks."""
-    return torch.device("cpu") if is_on_cpu() else torch.device("cuda", ids[0])
-
-
 def shares(ids: Sequence[int], here: int) -> bool:
     """Whether several of the `here` ranks of this machine have one GPU, which NCCL doesn't take."""
     return not is_on_cpu() and len(set(ids)) < here

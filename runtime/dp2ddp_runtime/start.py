@@ -75,15 +75,11 @@ def setup(
     if timeout is not None:
         hangs.state.timeout = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
     if PLACE in os.environ or launched or gpus.at_most() > 1:
-        top = sys._getframe(1)
-        while top.f_back is not None and place.HERE[0] in os.path.realpath(top.f_code.co_filename):
-            top = top.f_back
-        _begin(_command(top), init_method)
+        _begin(init_method)
         if start == "now" and world.rank == 0 and not launched:
             ids = gpus.wanted(None)
             if len(ids) > 1:
                 start_others(ids)
-                birth.is_early = True
     if seed is not None:
         streams.seed_everything(seed)
 
@@ -93,7 +89,7 @@ def _is_child() -> bool:
     return multiprocessing.parent_process() is not None or os.environ.get(OF, str(os.getpid())) != str(os.getpid())
 
 
-def _begin(command: list[str], init_method: str | None) -> None:
+def _begin(init_method: str | None) -> None:
     """This process may become one of several. It is rank 0, or waits to be another one."""
     if birth.asked_at:
         raise SystemExit(
@@ -102,16 +98,16 @@ def _begin(command: list[str], init_method: str | None) -> None:
         )
     birth.begun = unpublished.collects = True
     world.pid = os.getpid()  # it may have been forked from one that has imported this
-    birth.command, birth.folder = command, os.getcwd()
+    birth.command, birth.folder = _command(), os.getcwd()
     birth.environment = {**os.environ}
     own = os.environ.get(PLACE)
-    if not own and not birth.launched:
-        if _is_plain() and gpus.devices() > 1:
-            _fix_hashes({})
-        streams.own_start()
-        birth.born = {"states": streams.capture()}
-    else:
+    if own or birth.launched:
         _join(json.loads(own) if own else None, init_method)
+    elif _is_plain() and gpus.devices() > 1:
+        _fix_hashes({})
+    streams.own_start()
+    if world.rank == 0:
+        birth.born = {"states": streams.capture()}
     files.install()
     quiet.share_answers(ask)
     gpus.show_asked()
@@ -138,8 +134,6 @@ def _join(own: Any, init_method: str | None) -> None:
         for name in [name for name in os.environ if _LAUNCHERS.fullmatch(name)]:
             del os.environ[name]  # who sees them joins a group, or takes a part of the work
     if world.rank == 0:
-        streams.own_start()
-        birth.born = {"states": streams.capture()}
         publish("rank 0", [socket.gethostname(), os.getpid()])
         return
     os.environ[OF] = str(os.getpid())
@@ -159,7 +153,6 @@ def _join(own: Any, init_method: str | None) -> None:
         raise SystemExit(1) from None
     hangs.start(born["size"])
     streams.restore(born["states"])
-    streams.own_start()
 
 
 def hear_born() -> Any:
@@ -222,11 +215,12 @@ def _die_with_parent() -> None:
 # ---- the command ---------------------------------------------------------------------------------------------------
 
 
-def _command(frame: Any) -> list[str]:
+def _command() -> list[str]:
     """How the program that runs here is started again: without debuggers, profilers and `-i`. Empty if it can't be.
 
     By the frame that runs `__main__`, as a debugger runs it, too.
     """
+    frame: Any = sys._getframe(1)
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     while frame is not None:
         names = frame.f_globals
