@@ -223,7 +223,10 @@ def leave() -> None:
     state.over.set()
     if state.thread is not None:
         state.thread.join(_ENDS_WITHIN)
-    _kill()
+    for child in state.children:  # and what they have started
+        if child.process.poll() is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.process.pid, signal.SIGKILL)
 
 
 def _all_have_left() -> bool:
@@ -231,21 +234,11 @@ def _all_have_left() -> bool:
     return count("left") >= world.size or (world.rank == 0 and bool(gone) and gone + 1 >= world.size)
 
 
-def _kill() -> None:
-    """End the other ranks, and what they have started."""
-    for child in state.children:
-        if child.process.poll() is None:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(child.process.pid, signal.SIGKILL)
-
-
 # ---- the thread that looks -------------------------------------------------------------------------------------------
 
 
 def start(size: int) -> None:
     """Look after this rank, one of `size`, from now on. SystemExit if `DP2DDP_STUCK_AFTER` is no number."""
-    if state.thread is not None:
-        return
     given = os.environ.get(STUCK_AFTER, "60")
     try:
         stuck_after = max(0.0, float(given))
@@ -277,7 +270,9 @@ class _Watch:
                     os._exit(1)  # rank 0 is gone
                 if world.rank == 0 and not world.left_at:
                     _end_with_child()
-                    self._say_of_others()
+                    while state.children and self._said < count("said"):
+                        self._said += 1
+                        say(world.store.get(f"said/{self._said}").decode())
                 own = self._state()
                 if own["waits"] and own["for"] >= min(_PATIENCE, self._stuck_after):
                     count("alarms", 1)
@@ -297,19 +292,10 @@ class _Watch:
         if signal.SIGINT in signals.came():
             self._interrupted = before, world.passed
         since, passed = self._interrupted
-        waits = world.waits and passed == world.passed
-        if (
-            waits
-            and time.monotonic() - since > signals.alone_after + 1
-            and not signals.was_noticed(signal.SIGINT, since)
-        ):
+        is_long = passed == world.passed and time.monotonic() - since > signals.alone_after + 1
+        if world.waits and is_long and not signals.was_noticed(signal.SIGINT, since):
             say(f"dp2ddp: interrupted at {world.waits[0][1]}, where rank {world.rank} waited for {world.waits[0][0]}\n")
             end(_SIGNAL_BASE + signal.SIGINT)
-
-    def _say_of_others(self) -> None:
-        while state.children and self._said < count("said"):
-            self._said += 1
-            say(world.store.get(f"said/{self._said}").decode())
 
     def _state(self) -> dict[str, Any]:
         """Where this rank is."""
@@ -327,7 +313,6 @@ class _Watch:
             "ahead": bool(waits) and waits[0][2],
             "does": "" if waits else text,
             "for": time.monotonic() - self._moved[2],
-            "passed": world.passed,
             "met": world.met,
             "debugs": debugs,
             "raised": world.raised,
@@ -377,16 +362,14 @@ class _Watch:
 
 def _where(frame: FrameType | None) -> tuple[str, str, bool]:
     """The script's line, its text, and whether a debugger is at work."""
-    line, debugs, first = place.line(frame) if frame else "", False, frame
+    line, text, debugs = place.line(frame) if frame else "", "", False
     while frame is not None:
         name = os.path.basename(frame.f_code.co_filename)
         debugs = debugs or name == "bdb.py" or "pydevd" in name
+        if f"{name}:{frame.f_lineno}" == line and not text:
+            text = linecache.getline(frame.f_code.co_filename, frame.f_lineno or 0).strip()
         frame = frame.f_back
-    while first is not None:
-        if f"{os.path.basename(first.f_code.co_filename)}:{first.f_lineno}" == line:
-            return line, linecache.getline(first.f_code.co_filename, first.f_lineno or 0).strip(), debugs
-        first = first.f_back
-    return line, "", debugs
+    return line, text, debugs
 
 
 def _text(states: Sequence[Any]) -> str:

@@ -62,7 +62,8 @@ class Links:
             try:
                 moved = move(part)
             except KeyboardInterrupt:  # the user has waited long enough for another rank, and leaves alone
-                self.close()
+                for each in self._peers.values():
+                    each.close()
                 raise
             except BaseException as error:
                 if isinstance(error, ConnectionError) or getattr(error, "errno", None) is not None:
@@ -77,16 +78,9 @@ class Links:
         """Whether a rank is in the next message already, or has ended. Doesn't wait."""
         try:
             self._peers[rank].recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
+        except OSError as error:
+            return not isinstance(error, BlockingIOError)
         return True
-
-    def close(self) -> None:
-        """End the connections."""
-        for peer in self._peers.values():
-            peer.close()
 
 
 def connect(store: Any, rank: int, size: int) -> Links | None:
