@@ -57,9 +57,7 @@ class Buffers:
     @torch.no_grad()
     def small(self) -> list[torch.Tensor]:
         """Rank 0's, if they have room in a message."""
-        if not self.now() or not self._is_small or world.rank:
-            return []
-        return [self._flat()]
+        return [self._flat()] if self.now() and self._is_small and not world.rank else []
 
     def _flat(self) -> torch.Tensor:
         flats = [_flatten_dense_tensors(some) for some in self._kinds]  # type: ignore[no-untyped-call]

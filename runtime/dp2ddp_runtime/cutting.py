@@ -201,13 +201,11 @@ class Cutter:
         parts = chunks(tensor.size(self._dim), self._replicas)
         is_cut = sum(map(bool, parts)) >= sum(map(bool, self._sizes))
         sizes = tuple(part if size else 0 for part, size in zip(parts, self._sizes))
+        how = "it was cut as well, in its own rows, as nn.DataParallel does" if is_cut else "every rank has all of it"
         self.warn_once(
             path,
             f"{place.line()} gives the wrapped model a batch of {self._rows} rows, and with it a tensor of shape "
-            f"{list(tensor.shape)} (argument {'.'.join(map(str, path))}): "
-            + (
-                "it was cut as well, in its own rows, as nn.DataParallel does" if is_cut else "every rank has all of it"
-            ),
+            f"{list(tensor.shape)} (argument {'.'.join(map(str, path))}): {how}",
         )
         return sizes if is_cut else None
 

@@ -164,7 +164,6 @@ class Joint:
 
     def _tensor(self, path: Any, outlines: Sequence[int]) -> torch.Tensor:
         shapes = {rank: self._shape(rank, outlines[rank]) for rank in self._active}
-        dim = self.dim
         most = max(map(len, shapes.values()))
         if any(self.call.sizes[rank] > 1 for rank in self._active):
             self.memory[path] = most
@@ -173,25 +172,20 @@ class Joint:
         restored = {rank: self._restored(rank, shape, most) for rank, shape in shapes.items()}
         if not most:  # scalars: a vector with an entry for each replica
             return self._joined(outlines, {rank: [1] for rank in self._active}, 0)
-        if any(len(shape) != most for shape in restored.values()):
-            raise self._unlike(path, shapes)
-        dim = min(dim, most - 1)
-        if len({(*shape[:dim], *shape[dim + 1 :]) for shape in restored.values()}) > 1:
-            raise self._unlike(path, shapes)
+        dim = min(self.dim, most - 1)
+        if len({(len(shape), *shape[:dim], *shape[dim + 1 :]) for shape in restored.values()}) > 1:
+            told = ", ".join(f"{shape} on rank {rank}" for rank, shape in shapes.items())
+            raise ValueError(
+                f"the outputs of the wrapped model at {place.line()} have different sizes along another dimension than "
+                f"the batch's ({told}), so they can't be put together. Where pad_packed_sequence made them, pass it "
+                "total_length=x.size(1) (the padded length of the whole batch); else pad them to one length"
+            )
         return self._joined(outlines, restored, dim)
 
     def _restored(self, rank: int, shape: list[int], most: int) -> list[int]:
         """A rank's shape, with the dimension that was lost (`squeeze`) as it had a single row."""
         is_lost = len(shape) == most - 1 and self.call.sizes[rank] == 1 and self.call.rows not in (None, 1)
         return [*shape[: self.dim], 1, *shape[self.dim :]] if is_lost else shape
-
-    def _unlike(self, path: Any, shapes: Mapping[int, list[int]]) -> Exception:
-        told = ", ".join(f"{shape} on rank {rank}" for rank, shape in shapes.items())
-        return ValueError(
-            f"the outputs of the wrapped model at {place.line()} have different sizes along another dimension than the "
-            f"batch's ({told}), so they can't be put together. Where pad_packed_sequence made them, pass it "
-            "total_length=x.size(1) (the padded length of the whole batch); else pad them to one length"
-        )
 
     def _joined(self, outlines: Sequence[int], shapes: Mapping[int, list[int]], dim: int) -> torch.Tensor:
         """One tensor of those that the active ranks have, in these shapes, along `dim`."""

@@ -84,8 +84,6 @@ class Replica:
         self._module = weakref.ref(module)
         self.syncs = syncs
         self._views: list[Any] = []
-        self._known: list[Any] = []
-        self._sizes: list[int] = []
         self._joined: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()  # by id
         self._given: Any = None
         self._swapped: list[tuple[Any, Any]] = []
@@ -126,10 +124,9 @@ class Replica:
 
     def _is_known(self) -> bool:
         """Whether it consists of the same modules, parameters and held ones, by identity."""
-        known = self._known
         if not self._views or self._sizes != list(map(len, self._views)):
             return False
-        if not all(map(is_, chain.from_iterable(self._values), known)):
+        if not all(map(is_, chain.from_iterable(self._values), self._known)):
             return False
         return all(part.held.get(name) is value for part in self._watching for name, value in part.watched)
 
@@ -274,8 +271,6 @@ class Replica:
 
     def end(self) -> None:
         """After the forward, also one that failed: the module has its own parameters again."""
-        if not self._swapped and not self._scripted:
-            return
         for held, params in self._swapped:
             held["_parameters"] = params
         self._swapped.clear()
