@@ -40,9 +40,8 @@ class Buffers:
             for each in self.tensors:
                 kinds.setdefault(each.dtype, []).append(each)
             self._kinds = list(kinds.values())
-            self._is_plain = not any(
-                each.is_complex() or each.device != self.tensors[0].device for each in self.tensors
-            )
+            devices = {each.device for each in self.tensors}
+            self._is_plain = len(devices) == 1 and not any(map(torch.is_complex, self.tensors))
             size = sum(each.numel() * each.element_size() for each in self.tensors)
             self._is_small = self._is_plain and size <= SMALL and all(each.is_cpu for each in self.tensors)
         return self.tensors

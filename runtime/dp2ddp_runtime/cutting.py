@@ -135,8 +135,7 @@ class Cutter:
         if isinstance(value, torch.Tensor):
             return self._tensor(path, value)
         if isinstance(value, PackedSequence):
-            moved: Any = value.to(world.device)  # type: ignore[arg-type]
-            return moved._replace(data=self._copied(whole(moved.data)))
+            return value.to(world.device)._replace(data=self._copied(whole(value.data)))  # type: ignore[arg-type]
         if path and self._is_list_of_rows(path, value):
             if not tensors(value):
                 self.warn_once(

@@ -293,7 +293,7 @@ class _Watch:
             self._interrupted = before, world.passed
         since, passed = self._interrupted
         is_long = passed == world.passed and time.monotonic() - since > signals.alone_after + 1
-        if world.waits and is_long and not signals.was_noticed(signal.SIGINT, since):
+        if world.waits and is_long and signals.noticed.get(signal.SIGINT, 0.0) < since:
             say(f"dp2ddp: interrupted at {world.waits[0][1]}, where rank {world.rank} waited for {world.waits[0][0]}\n")
             end(_SIGNAL_BASE + signal.SIGINT)
 
@@ -341,14 +341,11 @@ class _Watch:
         if waits and still > state.timeout:
             self._end(f"nothing has moved for {state.timeout:.0f} s", states)
         known = all(states) or self._rounds > _SILENT_AFTER
-        if waits and max(waits) > self._stuck_after and known and self._is_new(states):
+        culprits = sorted({each["line"] if each else "" for each in states if not each or not each["waits"]})
+        is_stuck = waits and max(waits) > self._stuck_after and known
+        if is_stuck and count(f"stuck {culprits}", 1) == 1:  # nothing was said yet of where these are
             end = f"The job goes on when they do, and ends if nothing moves for {state.timeout:.0f} s."
             say(f"dp2ddp: a rank has waited for the others for {max(waits):.0f} s{_text(states)}\n{end}\n")
-
-    def _is_new(self, states: Sequence[Any]) -> bool:
-        """Whether nothing was said yet of where the others are."""
-        culprits = sorted({each["line"] if each else "" for each in states if not each or not each["waits"]})
-        return count(f"stuck {culprits}", 1) == 1
 
     def _end(self, why: str, states: Sequence[Any]) -> None:
         if count("failed", 1) == 1:

@@ -154,9 +154,9 @@ class Joint:
         came = self.told[rank].tensors[number]
         return came if isinstance(came, list) else list(came.shape)
 
-    def _anchors(self, picks: Mapping[int, int]) -> list[torch.Tensor] | None:
+    def _anchors(self, outlines: Sequence[int]) -> list[torch.Tensor] | None:
         """What a tensor hangs on that each rank has by a number; None if it has no graph on any."""
-        made_of = [self.described[rank][number] for rank, number in picks.items()]
+        made_of = [self.described[rank][outlines[rank]] for rank in self._active]
         if not torch.is_grad_enabled() or all(each is None for each in made_of):
             return None
         sources = [any(each is not None and each[place] for each in made_of) for place in range(len(self.sources))]
@@ -189,17 +189,16 @@ class Joint:
 
     def _joined(self, outlines: Sequence[int], shapes: Mapping[int, list[int]], dim: int) -> torch.Tensor:
         """One tensor of those that the active ranks have, in these shapes, along `dim`."""
-        picks = {rank: outlines[rank] for rank in self._active}
         sizes = tuple(shapes[rank][dim] if rank in shapes else 0 for rank in range(world.size))
         local = self.said.tensors[outlines[world.rank]]
         own_shape = shapes.get(world.rank) or [*local.shape]
         rows = local if list(local.shape) == own_shape else local.reshape(own_shape)
-        came = [self.told[rank].tensors[number] for rank, number in picks.items()]
-        layout, anchors = Layout(sizes, dim), self._anchors(picks)
+        came = [self.told[rank].tensors[outlines[rank]] for rank in self._active]
+        layout, anchors = Layout(sizes, dim), self._anchors(outlines)
         if anchors is not None and not rows.requires_grad:
             rows = rows.detach().requires_grad_(rows.is_floating_point() or rows.is_complex())
         if all(isinstance(each, torch.Tensor) for each in came):
-            whole = torch.cat([each.reshape(shapes[rank]) for rank, each in zip(picks, came)], dim)
+            whole = torch.cat([each.reshape(shapes[rank]) for rank, each in zip(self._active, came)], dim)
             return whole if anchors is None else Gather.apply(rows, layout, whole, *anchors)
         if dim == 0 and sum(sizes) * rows[:1].numel() * rows.element_size() > large.LARGE:
             return large.output(rows if anchors is not None else rows.detach(), layout, anchors or [])
@@ -215,8 +214,7 @@ class Joint:
             others = {(*shape[:dim], *shape[dim + 1 :]) for shape in shapes.values()}
             if len(others) == 1 and all(shape[dim] == self.call.sizes[rank] for rank, shape in shapes.items()):
                 return self._joined(outlines, shapes, dim)
-        picks = {rank: outlines[rank] for rank in self._active}
-        if self._anchors(picks) is not None and not any(shapes.values()):
+        if self._anchors(outlines) is not None and not any(shapes.values()):
             self.tell(
                 ("scalar", path),
                 f"the wrapped model at {place.line()} assigns to {path[-1]} a number that each rank has computed of "

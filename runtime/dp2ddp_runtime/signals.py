@@ -33,11 +33,12 @@ class Signals:
 
     Attributes:
         alone_after: seconds without a message, after which a rank handles a signal by itself.
+        noticed: when Python has last come to a signal's handler, by its number.
     """
 
     def __init__(self) -> None:
         self.alone_after = 5.0
-        self._noticed: dict[int, float] = {}  # when last, by number
+        self.noticed: dict[int, float] = {}
         self._handled: dict[int, float] = {}
         self._woken: socket.socket | None = None
 
@@ -72,13 +73,9 @@ class Signals:
             return self._woken.recv(4096) if self._woken is not None else b""
         return b""
 
-    def was_noticed(self, number: int, since: float) -> bool:
-        """Whether Python has come to a signal's handler since a time of `time.monotonic`."""
-        return self._noticed.get(number, -math.inf) >= since
-
     def note(self, number: int, frame: FrameType | None) -> None:
         """A signal has come, and Python to its handler."""
-        now = self._noticed[number] = time.monotonic()
+        now = self.noticed[number] = time.monotonic()
         since = world.noted.get(number)
         if world.alone or world.left_at or (since is not None and now - since > self.alone_after):  # no message comes
             self._run(number, frame)
