@@ -151,10 +151,11 @@ def _is_shown(facts: Facts, value: ast.expr, names: int = 2) -> bool:
         return last_name(taker.func) in _SHOWS
     if not names or not isinstance(taker, ast.Assign) or not isinstance(taker.targets[-1], ast.Name):
         return False
-    name, scope = taker.targets[-1].id, list(ast.walk(facts.source.function(value) or facts.source.module(value)))
+    name, function = taker.targets[-1].id, facts.source.function(value)
+    scope = list(ast.walk(function or facts.source.module(value)))
     named = (n for n in scope if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load))
     loads = [each for each in named if facts.source.statement(each) is not taker]
-    is_local = bool(loads) and len(taker.targets) == 1 and not any(isinstance(n, ast.Global) for n in scope)
+    is_local = bool(loads or function) and len(taker.targets) == 1 and not any(isinstance(n, ast.Global) for n in scope)
     return is_local and all(_is_shown(facts, each, names - 1) for each in loads)
 
 
