@@ -22,7 +22,7 @@ LIMITS = {
     "dp2ddp/rewrite": 625,
     "dp2ddp/rules": 1_750,
     "dp2ddp/source": 800,
-    "dp2ddp/verify": 4_225,
+    "dp2ddp/verify": 4_250,
     "runtime/dp2ddp_runtime": 7_600,
     "tests": 1_375,
     "tests/analysis": 625,
@@ -38,7 +38,7 @@ LIMITS = {
     "tests/rules": 650,
     "tests/runtime": 5_400,
     "tests/source": 75,
-    "tests/verify": 2_275,
+    "tests/verify": 2_300,
 }
 
 

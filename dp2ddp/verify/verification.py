@@ -26,6 +26,7 @@ _MEETS = (
     "The wrapper's `replicate` is the script's own, as where layers synchronise BatchNorm over replicas, which run "
 )
 _MEETS += "one after the other here: compare on GPUs (`--device cuda`)"
+_DRAWS = "A backward draws random numbers, which are others for ranks than for replicas: compare without these"
 _NOT_SPLIT = "the original called no nn.DataParallel, so no batch was split: run a part of it that trains the model"
 _NONE_MADE_UP = "--synthetic-data made nothing up: the scripts use none of torchvision's data sets that it knows"
 
@@ -84,8 +85,9 @@ def _judged(pair: PairedRuns, begin: Verdict) -> Verdict:
     if found.findings:
         recordings = (ours, *found.comparison.ranks)
         drew = found.comparison.any_rows and any(run.noted["drew"] for run in recordings)
-        if (drew or ours.noted["meets"]) and all(finding.kind in NUMBERS for finding in found.findings):
-            return found.showing_nothing(f"{found.findings[0]}. {_OTHER_DRAWS if drew else _MEETS}")
+        why = _OTHER_DRAWS if drew else _MEETS if ours.noted["meets"] else _DRAWS if ours.noted["draws"] else ""
+        if why and all(finding.kind in NUMBERS for finding in found.findings):
+            return found.showing_nothing(f"{found.findings[0]}. {why}")
         return _beside_itself(pair, found)
     is_split = options.replicas == 1 or options.cuda or ours.noted["split"]
     return found if is_split or found.unshown else found.showing_nothing(_NOT_SPLIT)

@@ -26,7 +26,7 @@ class Net(nn.Module):
         FORWARD
 
 net = nn.DataParallel(Net())
-optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=0.1)  # of what is unused, too
 for x, y in DataLoader(TensorDataset(torch.randn(22, 4), torch.randint(0, 3, (22,))), 8, shuffle=True):
     output = net(x)
     loss = F.cross_entropy(output["out"] if isinstance(output, dict) else output, y)
@@ -113,6 +113,12 @@ def test_one_gpu_draws_other_numbers_and_shows_nothing(verify: Callable[..., Res
     result = verify(script)
     assert (result.exit_code, result.stdout.startswith("NOT SHOWN step ")) == (4, True), result.output
     assert "The model draws random numbers (dropout) for each row" in result.stdout
+
+
+def test_a_backward_that_draws_shows_nothing(verify: Callable[..., Result]) -> None:
+    forward = "out = self.fc(x); out.register_hook(torch.rand_like); return out"
+    result = verify(ONE_GPU.replace("FORWARD", forward).replace("LAST", "''"))
+    assert (result.exit_code, "A backward draws random numbers" in result.stdout) == (4, True), result.output
 
 
 def test_a_mistake_is_none_of_one_gpu_either(verify: Callable[..., Result]) -> None:

@@ -101,7 +101,16 @@ class _StandIn(EmulatedDataParallel):
             self._lose(f"the forward assigns {name}, which stays in the replica")
         if nesting.tensors(output, str):
             self._lose("texts that the forward returns can't be put together")
+        for each in nesting.tensors(output):
+            if each.requires_grad:
+                each.register_hook(self._look_for_draws)
         return output
+
+    def _look_for_draws(self, grad: torch.Tensor) -> None:
+        """A backward comes to a replica: it may draw random numbers, in whatever order replicas come."""
+        before = streams.Position()
+        end: Any = torch.autograd.Variable._execution_engine
+        end.queue_callback(lambda: self.recorder.note("draws") if before.moved else None)
 
     def _lose(self, what: str) -> None:
         self.recorder.note("lost", what)
@@ -116,7 +125,21 @@ class _StandIn(EmulatedDataParallel):
             output = self.recorder.forward(self.module, 0, self.module, self.module, args, kwargs)
         if before.moved:
             self.recorder.note("drew")
-        return output
+        trained = [each for each in self.module.parameters() if each.requires_grad]
+        return nesting.nested(lambda each: _Using.apply(each, *trained) if each.requires_grad else each, output)
+
+
+class _Using(torch.autograd.Function):
+    """An output, of parameters that it may not use: these have zeros for gradients, as those of replicas have."""
+
+    @staticmethod
+    def forward(ctx: Any, output: torch.Tensor, *trained: torch.Tensor) -> torch.Tensor:
+        ctx.trained = trained
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return (grad, *map(torch.zeros_like, ctx.trained))
 
 
 def _attributes(replica: nn.Module) -> dict[str, tuple[Any, int]]:

@@ -42,8 +42,9 @@ class Recording:
             trains, and how many of its modules do), and the norms of its `buffers` before the call, by name.
         noted: the values of other events, by kind. Once each: "split" (a batch was split over emulated replicas),
             "drew" (a wrapped model drew random numbers), "mixed" (the dtype that `autocast` casts to), "lost" (what
-            replicas lose that one GPU keeps), "meets" (replicas may talk to each other), "synthetic" (a data set that
-            was made up), "wrote" (a file that was opened to write). "logged": each line that the script logged.
+            replicas lose that one GPU keeps), "meets" (replicas may talk to each other), "draws" (a backward drew
+            random numbers), "synthetic" (a data set that was made up), "wrote" (a file that was opened to write).
+            "logged": each line that the script logged.
     """
 
     starts: dict[int, Event] = field(default_factory=dict)
