@@ -63,12 +63,7 @@ class Example:
     def options(self, rule_id: str) -> Options:
         """What the example is converted with: its own rule, the others that it needs, and its flags."""
         select = frozenset({rule_id, *self.also})
-        return Options(
-            sync_bn=self.sync_bn,
-            select=select,
-            allow_ddp=self.allow_ddp,
-            rows=self.rows,
-        )
+        return Options(sync_bn=self.sync_bn, select=select, allow_ddp=self.allow_ddp, rows=self.rows)
 
 
 def _one_side(diff: str, other: str) -> str:
@@ -84,6 +79,7 @@ class Rule(ABC):
         title: what it converts, a few words.
         effect: what its edits make of the script, by which the summary counts them; rules may share one, and one that
             only notes has none.
+        effects: of edits that have another effect than that, each reason with what it makes.
         why: two or three sentences for the user who asks why.
         essential: whether what other rules do is only right together with it: then it can't be ignored.
         explains: whether it says why a program, or a use of `DataParallel`, isn't converted. It is asked then, too,
@@ -96,6 +92,7 @@ class Rule(ABC):
     id: ClassVar[str]
     title: ClassVar[str]
     effect: ClassVar[str] = ""
+    effects: ClassVar[tuple[tuple[str, str], ...]] = ()
     why: ClassVar[str]
     essential: ClassVar[bool] = False
     explains: ClassVar[bool] = False
@@ -108,5 +105,5 @@ class Rule(ABC):
         """The edits and notes that this rule asks for, in the order of the source."""
 
     def effect_of(self, edit: Edit) -> str:
-        """What an edit makes of the script, where that isn't the same for all of them."""
-        return self.effect
+        """What an edit makes of the script."""
+        return dict(self.effects).get(edit.reason, self.effect)

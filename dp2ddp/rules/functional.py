@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.rewrite.edits import Edit, Finding, RemoveStatement, ReplaceExpr
+from dp2ddp.rewrite.edits import Finding, RemoveStatement, ReplaceExpr
 from dp2ddp.rules.base import Example, Options, Rule
+
+_REASON = "splits the inputs over the ranks and gathers the outputs"
+_STEP = "is `ddp.data_parallel`'s"
 
 
 class FunctionalRule(Rule):
@@ -15,6 +18,7 @@ class FunctionalRule(Rule):
     id = "DDP017"
     title = "Run the functional form over the ranks"
     effect = "wraps the model: one replica in each process"
+    effects = ((_STEP, "takes away what nobody uses any more"),)
     why = (
         "`nn.parallel.data_parallel` copies the module to all devices in each call. `ddp.data_parallel` splits the "
         "inputs over the ranks and gathers the outputs; the module's gradients are summed from its first call on. "
@@ -70,17 +74,12 @@ net = data_parallel(nn.Linear(4, 2), [0, 1])
 """),
     )
 
-    def effect_of(self, edit: Edit) -> str:
-        return "takes away what nobody uses any more" if isinstance(edit, RemoveStatement) else self.effect
-
     def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
-        reason = "splits the inputs over the ranks and gathers the outputs"
         for call in facts.wraps.functional:
             written = facts.wraps.written_out.get(call)
-            if written is not None:
-                for statement in written.steps:
-                    yield RemoveStatement(self.id, facts.source.span(statement), "is `ddp.data_parallel`'s")
+            if written is None:
+                yield ReplaceExpr(self.id, facts.span(call.func), _REASON, "ddp.data_parallel")
+            else:
+                yield from (RemoveStatement(self.id, facts.span(each), _STEP) for each in written.steps)
                 given = [facts.source.segment(written.module), facts.source.segment(written.inputs)]
-                yield ReplaceExpr(self.id, facts.source.span(call), reason, f"ddp.data_parallel({', '.join(given)})")
-                continue
-            yield ReplaceExpr(self.id, facts.source.span(call.func), reason, "ddp.data_parallel")
+                yield ReplaceExpr(self.id, facts.span(call), _REASON, f"ddp.data_parallel({', '.join(given)})")

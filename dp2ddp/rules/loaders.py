@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.rewrite.edits import Edit, Finding, InsertAfter, Note, ReplaceExpr
+from dp2ddp.rewrite.edits import Finding, InsertAfter, Note, ReplaceExpr
 from dp2ddp.rules.base import Example, Options, Rule
 from dp2ddp.source.nodes import last_name
 
 _REASON = "each rank loads its rows of each batch; the batches themselves don't change"
-_WHOLE = "each rank loads whole batches, as a `collate_fn` may mix rows, and computes on its own rows"
+_MIXES = "each rank loads whole batches, as a `collate_fn` may mix rows"
+_WHOLE = f"{_MIXES}, and computes on its own rows"
+_PATH = re.compile(r"[\w.]+")  # `a` or `a.b`, which may be asked for twice
 _STREAMS = frozenset({"torch.utils.data.IterableDataset", "torch.utils.data.dataset.IterableDataset"})
 _ROWS = "each rank loads its rows of each batch, as `--rows` says that rows stay apart in its `collate_fn`"
 
@@ -22,6 +25,7 @@ class LoadersRule(Rule):
     id = "DDP005"
     title = "Shard the loaders"
     effect = "splits batches over the processes"
+    effects = ((_WHOLE, "loads whole batches in each process, which computes on its share"),)
     why = (
         "`DistributedSampler`, the usual way, pads the last batches, multiplies the batch size and shuffles "
         "differently. `ddp.shard_loader` splits the very batches that the original draws, so batch size, sampler, "
@@ -107,54 +111,34 @@ for step in range(10):  # made on every rank, alike: the model takes its rows
 
     def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         for call in facts.loaders.calls:
-            yield self._sharded(facts, call, rows=options.rows and facts.loaders.collates(call))
+            collates = facts.loaders.collates(call)
+            reason = _REASON if not collates else _ROWS if options.rows else _WHOLE
+            yield self._sharded(facts, call, reason)
+            if reason == _WHOLE:
+                todo = "if rows stay apart in it, say `rows=True`, here and below (or `--rows`)"
+                yield Note(self.id, facts.span(call), _MIXES, todo)
         for statement in facts.loaders.begun:
             yield InsertAfter(self.id, facts.span(statement), _REASON, ["ddp.shard_loader(self)"])
         for node in facts.loaders.values:
             what = f"`{facts.source.brief(node)}` is handed on here, and what it makes is not sharded"
             todo = "put `ddp.shard_loader(...)` around what it makes; until then each rank loads whole batches"
             yield Note(self.id, facts.span(node), what, todo)
-        yield from _whole(facts, options)
+        for each in (each for each in facts.source.nodes if isinstance(each, ast.ClassDef)):
+            if facts.classes.derives(each, _STREAMS):
+                what = "each rank loads whole batches of an `IterableDataset`, and computes on its own rows"
+                yield Note(self.id, facts.span(each), what, "to share the loading, make it a data set with indices")
         yield from _without(facts)
 
-    def effect_of(self, edit: Edit) -> str:
-        """What becomes of a loader."""
-        return (
-            "loads whole batches in each process, which computes on its share" if edit.reason == _WHOLE else self.effect
-        )
-
-    def _sharded(self, facts: Facts, call: ast.Call, *, rows: bool) -> Finding:
+    def _sharded(self, facts: Facts, call: ast.Call, reason: str) -> Finding:
         """A call of several lines stays as it is, with a line behind it: around it, its lines would hang in the air."""
         span, above = facts.span(call), facts.source.parent(call)
-        reason = _ROWS if rows else _WHOLE if facts.loaders.collates(call) else _REASON
-        more = ", rows=True" * rows
+        sharded = f"ddp.shard_loader(__h_it__{', rows=True' * (reason == _ROWS)})"
         if span.start.line < span.end.line and isinstance(above, ast.Assign) and len(above.targets) == 1:
             name = above.targets[0]
-            if _is_path(name):
-                line = f"__h_it__ = ddp.shard_loader(__h_it__{more})"
+            if _PATH.fullmatch(ast.unparse(name)):
+                line = f"__h_it__ = {sharded}"
                 return InsertAfter(self.id, facts.span(above), reason, [line], {"it": facts.span(name)})
-        return ReplaceExpr(self.id, span, reason, f"ddp.shard_loader(__h_it__{more})", {"it": span})
-
-
-def _is_path(node: ast.expr) -> bool:
-    """Whether it is `a` or `a.b`."""
-    return isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and _is_path(node.value))
-
-
-def _whole(facts: Facts, options: Options) -> Iterator[Note]:
-    """Where each rank loads whole batches."""
-    for call in (call for call in facts.loaders.calls if facts.loaders.collates(call) and not options.rows):
-        what = "each rank loads whole batches, as a `collate_fn` may mix rows"
-        yield Note(
-            LoadersRule.id,
-            facts.span(call),
-            what,
-            "if rows stay apart in it, say `rows=True`, here and below (or `--rows`)",
-        )
-    kinds = (node for node in facts.source.nodes if isinstance(node, ast.ClassDef))
-    for node in (node for node in kinds if facts.classes.derives(node, _STREAMS)):
-        what = "each rank loads whole batches of an `IterableDataset`, and computes on its own rows"
-        yield Note(LoadersRule.id, facts.span(node), what, "to share the loading, make it a data set with indices")
+        return ReplaceExpr(self.id, span, reason, sharded, {"it": span})
 
 
 def _without(facts: Facts) -> Iterator[Note]:
@@ -164,11 +148,8 @@ def _without(facts: Facts) -> Iterator[Note]:
     for entry in facts.entries:
         reached = facts.names.reachable(entry)
         wraps = [call for call in facts.wraps.several if facts.source.module(call) in reached]
-        if (
-            wraps
-            and not trained.isdisjoint(reached)
-            and not any(facts.source.module(node) in reached for node in found)
-        ):
+        is_fed = any(facts.source.module(node) in reached for node in found)
+        if wraps and not is_fed and not trained.isdisjoint(reached):
             here = next((call for call in wraps if facts.source.module(call) is entry), wraps[0])
             what = "no `DataLoader` of torch's is found in this program: each rank loads whole batches"
             todo = "to share the loading, load by a `DataLoader`, and put `ddp.shard_loader(...)` around it"

@@ -6,10 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.rewrite.edits import Edit, Finding, Note, RemoveStatement, ReplaceExpr, ReplaceStatement
+from dp2ddp.rewrite.edits import Finding, Note, RemoveStatement, ReplaceExpr, ReplaceStatement
 from dp2ddp.rules.base import Example, Options, Rule
 
 _REASON = "one replica per process; gradients are summed, buffers are rank 0's"
+_UNUSED = "`DataParallel` is not used any more"
 
 
 class WrapRule(Rule):
@@ -18,6 +19,7 @@ class WrapRule(Rule):
     id = "DDP002"
     title = "Wrap the model in DistributedDataParallel"
     effect = "wraps the model: one replica in each process"
+    effects = ((_UNUSED, "takes away what nobody uses any more"),)
     why = (
         "`ddp.wrap_model` runs the model on this rank's rows of the batch, returns the outputs for all of it, and "
         "sums gradients over the ranks. BatchNorm, unused parameters and state dict keys behave as under "
@@ -102,13 +104,6 @@ net = DataParallel(nn.Linear(4, 2))
 """),
     )
 
-    def effect_of(self, edit: Edit) -> str:
-        return (
-            "takes away what nobody uses any more"
-            if isinstance(edit, (RemoveStatement, ReplaceStatement))
-            else self.effect
-        )
-
     def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         for call in facts.wraps.models:
             yield self._in_place(facts, call, options)
@@ -127,17 +122,12 @@ net = DataParallel(nn.Linear(4, 2))
         """The function alone is another one, which takes the same arguments."""
         if not options.sync_bn:
             return ReplaceExpr(self.id, facts.span(call.func), _REASON, "ddp.wrap_model")
-        holes, given = {}, []
-        for number, each in enumerate(call.args):
-            value = each.value if isinstance(each, ast.Starred) else each
-            holes[f"a{number}"] = facts.span(value)
-            given.append(f"{'*' * isinstance(each, ast.Starred)}__h_a{number}__")
-        for number, keyword in enumerate(call.keywords):
-            holes[f"k{number}"] = facts.span(keyword.value)
-            given.append(f"{keyword.arg}=__h_k{number}__" if keyword.arg else f"**__h_k{number}__")
-        return ReplaceExpr(
-            self.id, facts.span(call), _REASON, f"ddp.wrap_model({', '.join(given)}, sync_bn=True)", holes
-        )
+        given = [("*", each.value) if isinstance(each, ast.Starred) else ("", each) for each in call.args]
+        given += [(f"{each.arg}=" if each.arg else "**", each.value) for each in call.keywords]
+        holes = {str(number): facts.span(value) for number, (_, value) in enumerate(given)}
+        texts = (f"{before}__h_{number}__, " for number, (before, _) in enumerate(given))
+        text = f"ddp.wrap_model({''.join(texts)}sync_bn=True)"
+        return ReplaceExpr(self.id, facts.span(call), _REASON, text, holes)
 
     def _unused_imports(self, facts: Facts) -> Iterator[Finding]:
         """`from torch.nn import DataParallel` has no use once every wrap is converted."""
@@ -157,10 +147,10 @@ net = DataParallel(nn.Linear(4, 2))
                     yield from self._without(facts, node, alias)
 
     def _without(self, facts: Facts, node: ast.ImportFrom, alias: ast.alias) -> Iterator[Finding]:
-        span, reason = facts.span(node), "`DataParallel` is not used any more"
+        span = facts.span(node)
         others = [each for each in node.names if each is not alias]
         if not others:
-            yield RemoveStatement(self.id, span, reason)
+            yield RemoveStatement(self.id, span, _UNUSED)
         elif facts.source.segment(node) == ast.unparse(node):  # in one line, as most are written
             kept = ast.ImportFrom(node.module, others, node.level)
-            yield ReplaceStatement(self.id, span, reason, [ast.unparse(kept)])
+            yield ReplaceStatement(self.id, span, _UNUSED, [ast.unparse(kept)])
