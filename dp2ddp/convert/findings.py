@@ -21,7 +21,7 @@ from dp2ddp.rewrite.edits import (
     WithHoles,
 )
 from dp2ddp.rules import rule
-from dp2ddp.source.spans import Span
+from dp2ddp.source.spans import Span, in_brief, text_at
 
 CHANGE, NOTE, REFUSED = "change", "note", "refused"
 #: What becomes of the source `old` by an edit.
@@ -113,19 +113,12 @@ def _placed(span: Span, conversion: Conversion, lines: Sequence[str]) -> dict[st
 def _said(edit: Edit, lines: Sequence[str]) -> str:
     """What becomes of what, and why."""
     new = _filled(edit.source.partition("\n")[0], edit.holes, lines) if isinstance(edit, WithHoles) else ""
-    what = _SAID.get(type(edit), "`{old}`").format(old=_brief(_segment(edit.span, lines)), new=new)
+    what = _SAID.get(type(edit), "`{old}`").format(old=_brief(text_at(edit.span, lines)), new=new)
     return f"{what}: {edit.reason}"
 
 
-def _segment(span: Span, lines: Sequence[str]) -> str:
-    (line, column), (end, end_column) = span
-    if end <= line:
-        return lines[line - 1][column : end_column if end_column > column else None]
-    return "\n".join([lines[line - 1][column:], *lines[line : end - 1], lines[end - 1][:end_column]])
-
-
 def _filled(template: str, holes: Mapping[str, Span], lines: Sequence[str]) -> str:
-    filled = HOLE.sub(lambda hole: _brief(_segment(holes[hole[1]], lines)) if hole[1] in holes else hole[0], template)
+    filled = HOLE.sub(lambda hole: _brief(text_at(holes[hole[1]], lines)) if hole[1] in holes else hole[0], template)
     return _brief(filled, 2 * _BRIEF)
 
 
@@ -135,7 +128,7 @@ def _brief(text: str, most: int = _BRIEF) -> str:
     if len(flat) <= most:
         return flat
     called = _CALLED.match(flat)
-    return f"{called[0]}...)" if called and len(called[0]) < most else f"{flat[: most - 3]}..."
+    return f"{called[0]}...)" if called and len(called[0]) < most else in_brief(flat, most)
 
 
 def refusal(name: str, why: BadInput) -> Found:

@@ -143,19 +143,15 @@ def _convert_file(file: File, original: str, source: ParsedProgram, planned: Pla
         return Span(*(syntax.as_written(place, file.renamed) for place in span))
 
     edits = [at(edit, in_file) for edit in planned.edits if source.file_of_line(edit.span.start.line) is file]
-    notes = [at(note, in_file) for note in planned.notes if source.file_of_line(note.span.start.line) is file]
-    notes.sort(key=lambda note: note.span)
+    own = (each for each in planned.notes if source.file_of_line(each.span.start.line) is file)
+    notes = sorted((at(at(note, in_file), as_written) for note in own), key=lambda note: note.span)
     if not planned.edits or not (edits or notes):
-        return Conversion(
-            original,
-            notes=[at(note, as_written) for note in notes],
-            refused=planned.refused,
-        )
+        return Conversion(original, notes=notes, refused=planned.refused)
     new_text = _rewrite(file.text, file.name, edits)
     return Conversion(
         new_text,
         edits=sorted((at(each, as_written) for each in edits), key=lambda edit: edit.span.start),
-        notes=[at(note, as_written) for note in notes],
+        notes=notes,
         changed=new_text != original,
     )
 

@@ -108,12 +108,7 @@ def groups(programs: Sequence[Program]) -> list[list[Program]]:
     return [members for _, members in found]
 
 
-def convert(
-    programs: Sequence[Program],
-    options: Options,
-    *,
-    lenient: bool,
-) -> Outcome:
+def convert(programs: Sequence[Program], options: Options, *, lenient: bool) -> Outcome:
     """Converts programs.
 
     Args:

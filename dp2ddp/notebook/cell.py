@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from dp2ddp.errors import BadInput
 from dp2ddp.source.nodes import in_order
+from dp2ddp.source.spans import in_brief
 from dp2ddp.source.syntax import shared, without_async_arguments
 
 #: Magics that only change what a notebook shows, or measure; a script misses nothing without them.
@@ -211,8 +212,7 @@ def _commented(lines: Sequence[str]) -> list[str]:
 
 
 def _short(code: str) -> str:
-    text = " ".join(code.rstrip("\\").split())
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+    return in_brief(code.rstrip("\\"), _LONGEST)
 
 
 def _no_python(lines: Sequence[str]) -> int | None:

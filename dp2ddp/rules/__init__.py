@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import pkgutil
 from functools import lru_cache
 
@@ -15,23 +14,11 @@ __all__ = ["Example", "Options", "Rule", "all_rules", "known_id", "rule"]
 
 @lru_cache(maxsize=1)
 def all_rules() -> tuple[Rule, ...]:
-    """One object of every rule in this package, sorted by id.
-
-    Raises:
-        ValueError: two rules have the same id.
-    """
-    found: dict[str, Rule] = {}
-    for module_info in pkgutil.iter_modules(__path__):
-        module = importlib.import_module(f"{__name__}.{module_info.name}")
-        for cls in vars(module).values():
-            # A concrete one that the module itself defines, not one that it imports.
-            is_own = inspect.isclass(cls) and issubclass(cls, Rule) and cls.__module__ == module.__name__
-            if not is_own or inspect.isabstract(cls):
-                continue
-            if cls.id in found:
-                raise ValueError(f"{cls.id} is both {type(found[cls.id]).__name__} and {cls.__name__}")
-            found[cls.id] = cls()
-    return tuple(found[rule_id] for rule_id in sorted(found))
+    """One object of every rule in this package, sorted by id."""
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
+    own = (each for each in Rule.__subclasses__() if each.__module__.startswith(f"{__name__}."))
+    return tuple(sorted((each() for each in own), key=lambda each: each.id))
 
 
 def rule(rule_id: str) -> Rule | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -79,7 +79,7 @@ class Rule(ABC):
         title: what it converts, a few words.
         effect: what its edits make of the script, by which the summary counts them; rules may share one, and one that
             only notes has none.
-        effects: what those edits make that have another effect: their reasons, and that.
+        effects: of edits that have another effect than that, each reason with what it makes.
         why: two or three sentences for the user who asks why.
         essential: whether what other rules do is only right together with it: then it can't be ignored.
         explains: whether it says why a program, or a use of `DataParallel`, isn't converted. It is asked then, too,
@@ -92,7 +92,7 @@ class Rule(ABC):
     id: ClassVar[str]
     title: ClassVar[str]
     effect: ClassVar[str] = ""
-    effects: ClassVar[Sequence[tuple[str, str]]] = ()
+    effects: ClassVar[tuple[tuple[str, str], ...]] = ()
     why: ClassVar[str]
     essential: ClassVar[bool] = False
     explains: ClassVar[bool] = False

@@ -76,14 +76,9 @@ print(time.time() - start)
             is_shared = is_own or facts.catalogue.does(path, "names")
             is_used = not isinstance(facts.source.parent(call), ast.Expr)  # `cv2.waitKey(0)` alone waits
             inside = any(above in shared for above in facts.source.ancestors(call))
-            if (
-                is_shared
-                and is_used
-                and not inside
-                and not _is_given_a_time(facts, call)
-                and not _is_timer(facts, call)
-                and not _is_shown(facts, call)
-            ):
+            if not is_shared or not is_used or inside:
+                continue
+            if not (_is_given_a_time(facts, call) or _is_timer(facts, call) or _is_shown(facts, call)):
                 shared.append(call)
                 span = facts.span(call)
                 yield ReplaceExpr(self.id, span, _REASON, "ddp.broadcast(__h_it__)", {"it": span})
@@ -95,16 +90,12 @@ print(time.time() - start)
 
 def _is_in_seed(facts: Facts, call: ast.Call) -> bool:
     """Whether a value is given to what seeds, or to or under a name that says `seed`."""
-    for above in facts.source.ancestors(call):
-        if isinstance(above, ast.Call) and facts.catalogue.does(facts.qualified(above.func), "seeds"):
-            return True
-        if isinstance(above, ast.Call) and any("seed" in each.lower() for each in _said(above)):
-            return True
-        if isinstance(above, ast.Assign):
-            return any("seed" in last_name(target).lower() for target in above.targets)
-        if isinstance(above, ast.stmt):
-            return False
-    return False
+    around, statement = facts.source.ancestors(call), facts.source.statement(call)
+    calls = [each for each in around if isinstance(each, ast.Call)]
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    names = [*map(last_name, targets), *(name for each in calls for name in _said(each))]
+    seeds = any(facts.catalogue.does(facts.qualified(each.func), "seeds") for each in calls)
+    return seeds or any("seed" in name.lower() for name in names)
 
 
 def _said(call: ast.Call) -> list[str]:

@@ -63,7 +63,7 @@ net(torch.randn(8, 4))
                 continue
             hook = _hook(facts, call.args[0])
             is_outside = facts.is_named_as_wrapped(call.func.value)  # the wrapper's own hook sees whole batches
-            if isinstance(hook, (ast.Lambda, *FUNCTIONS)) and not is_outside and _keeps(facts, hook):
+            if isinstance(hook, (ast.Lambda, *FUNCTIONS)) and not is_outside and _keeps(hook):
                 what = "this hook keeps what it sees, which in a wrapped model are each rank's own rows"
                 todo = "return it from `forward`, or add it up over the ranks: `sum(ddp.gather(x))`"
                 yield Note(self.id, facts.span(call), what, todo)
@@ -79,10 +79,11 @@ def _hook(facts: Facts, given: ast.expr) -> ast.AST | None:
     return given if isinstance(given, ast.Lambda) else found
 
 
-def _keeps(facts: Facts, hook: FunctionNode | ast.Lambda) -> bool:
+def _keeps(hook: FunctionNode | ast.Lambda) -> bool:
     """Whether a hook changes something that isn't its own."""
     nodes = list(ast.walk(hook))
-    own = facts.source.local_names(hook)
+    own = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    own |= {n.arg for n in nodes if isinstance(n, ast.arg)}
     calls = (n.func for n in nodes if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute))
     filled = [each.value for each in calls if each.attr in _KEEPING]
     filled += [n.value for n in nodes if isinstance(n, (ast.Attribute, ast.Subscript)) and isinstance(n.ctx, ast.Store)]

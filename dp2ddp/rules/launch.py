@@ -102,7 +102,5 @@ if isinstance(net, nn.DataParallel):  # nothing is wrapped here: one process, as
             below = entry.body[0 if top is None else entry.body.index(top) + 1 :][:1]
             is_close = any(each.lineno <= (each.lineno if top is None else top.end_lineno or 0) + 1 for each in below)
             lines = [line, *[""] * (is_close and facts.brings_own(below[0]))]
-            if top is None:
-                yield InsertBefore(self.id, facts.span(entry.body[0]), _REASON, ["", *lines])
-            else:
-                yield InsertAfter(self.id, facts.span(top), _REASON, ["", *lines])
+            insert, place = (InsertBefore, entry.body[0]) if top is None else (InsertAfter, top)
+            yield insert(self.id, facts.span(place), _REASON, ["", *lines])

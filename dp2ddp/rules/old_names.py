@@ -10,6 +10,7 @@ from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Done, Finding, Note, ReplaceExpr
 from dp2ddp.rules.base import Example, Options, Rule
 from dp2ddp.source.nodes import given_to, in_order, last_name
+from dp2ddp.source.program import FUNCTIONS
 from dp2ddp.source.spans import Span
 
 #: torchvision's classes that have another name, with the same arguments.
@@ -96,26 +97,22 @@ print(both[1].next())
             for line, column in file.renamed:
                 span = Span.of(file.before + line, column, file.before + line, column + len("non_blocking"))
                 yield Done(self.id, span, "`async` is a keyword of Python now")
-        for node in facts.source.nodes:
-            path = facts.names.qualified(node) if isinstance(node, ast.Attribute) else None
-            library, _, name = (path or "").rpartition(".")
-            if library.startswith("torchvision.transforms") and name in _RENAMED and isinstance(node, ast.Attribute):
+        for node in (n for n in facts.source.nodes if isinstance(n, ast.Attribute)):
+            library, _, name = (facts.qualified(node) or "").rpartition(".")
+            if library.startswith("torchvision.transforms") and name in _RENAMED:
                 span = facts.source.span(node)
                 new = f"__h_value__.{_RENAMED[name]}"
                 yield ReplaceExpr(self.id, span, f"`{name}` is gone", new, {"value": facts.source.span(node.value)})
         firsts = {node: loss for node in facts.source.nodes if (loss := _first_of(node)) is not None}
         losses = {node: loss for node, loss in firsts.items() if _is_loss(facts, loss)}
-        for node, loss in losses.items():
-            span = facts.source.span(node)
+        for first, loss in losses.items():
+            span = facts.source.span(first)
             yield ReplaceExpr(self.id, span, "a loss has no `[0]`", "__h_it__.item()", {"it": facts.source.span(loss)})
-        functions = (n for n in facts.source.nodes if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)))
-        has_next = any(each.name == "next" for each in functions)
-        for call in facts.source.calls:
+        has_next = any(isinstance(n, FUNCTIONS) and n.name == "next" for n in facts.source.nodes)
+        for call in (each for each in facts.source.calls if not given_to(each)):
             it = call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr == "next" else None
-            if it is None or given_to(call):
-                continue
-            if not _is_iterator(facts, it):
-                if not has_next and not isinstance(facts.source.parent(call), ast.Expr):
+            if it is None or not _is_iterator(facts, it):
+                if it is not None and not has_next and not isinstance(facts.source.parent(call), ast.Expr):
                     yield Note(self.id, facts.source.span(call), *_NEXT)
             else:
                 parts = {"it": facts.source.span(it)}
@@ -123,10 +120,10 @@ print(both[1].next())
                 new = "__h_it__.__next__()" if is_own else "next(__h_it__)"
                 yield ReplaceExpr(self.id, facts.source.span(call), "`.next()` is gone", new, parts)
         kinds = (ast.keyword, ast.Subscript, ast.ImportFrom)
-        for node in in_order(n for n in facts.source.nodes if isinstance(n, kinds)):
-            found = None if node in losses else _outdated(facts, node)
+        for old in in_order(n for n in facts.source.nodes if isinstance(n, kinds)):
+            found = None if old in losses else _outdated(facts, old)
             if found is not None:
-                yield Note(self.id, facts.source.span(node), found[0], f"use {found[1]}, here and below")
+                yield Note(self.id, facts.source.span(old), found[0], f"use {found[1]}, here and below")
 
 
 def _outdated(facts: Facts, node: ast.AST) -> tuple[str, str] | None:
@@ -145,8 +142,8 @@ def _is_iterator(facts: Facts, node: ast.expr) -> bool:
     """Whether a value is what `iter` gives, for sure: a class may have a `next` of its own."""
     if not isinstance(node, (ast.Name, ast.Attribute)):
         return isinstance(node, ast.Call) and facts.qualified(node.func) == "builtins.iter"
-    stores = (each for each in facts.source.stores.get(last_name(node), ()) if type(each) is type(node))
-    found = [each for each in stores if facts.source.module(each) is facts.source.module(node)]
+    same = (n for n in ast.walk(facts.source.module(node)) if type(n) is type(node) and last_name(n) == last_name(node))
+    found = [each for each in same if isinstance(getattr(each, "ctx", None), ast.Store)]
     statements = map(facts.source.statement, found)
     made = [each.value if isinstance(each, ast.Assign) else None for each in statements]
     calls = [facts.qualified(each.func) for each in made if isinstance(each, ast.Call)]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, RemoveStatement, ReplaceExpr
 from dp2ddp.rules.base import Example, Options, Rule
-from dp2ddp.source.nodes import last_name
+from dp2ddp.source.nodes import argument, last_name
 
 _REASON = "an optimizer needs no wrapper"
 
@@ -64,10 +64,12 @@ optimizer.module.step()  # a `.module` of the script's own
         span = facts.source.span
         for call in facts.wraps.optimizers:
             statement = facts.source.statement(call)
-            if self._rebinds(statement, call):
+            wrapped = argument(call, 0, "module")
+            assert wrapped is not None  # as by it the call is told from one that wraps a model
+            if ast.unparse(statement) == f"{ast.unparse(wrapped)} = {ast.unparse(call)}":
                 yield RemoveStatement(self.id, span(statement), _REASON)
             else:
-                yield ReplaceExpr(self.id, span(call), _REASON, "__h_optimizer__", {"optimizer": span(call.args[0])})
+                yield ReplaceExpr(self.id, span(call), _REASON, "__h_optimizer__", {"optimizer": span(wrapped)})
         statements = (facts.source.statement(call) for call in facts.wraps.optimizers)
         held = {last_name(t) for each in statements if isinstance(each, ast.Assign) for t in each.targets} - {""}
         attributes = (n for n in facts.source.nodes if isinstance(n, ast.Attribute) and n.attr == "module")
@@ -75,9 +77,3 @@ optimizer.module.step()  # a `.module` of the script's own
             if last_name(node.value) in held:
                 reason = "the optimizer is not wrapped any more"
                 yield ReplaceExpr(self.id, span(node), reason, "__h_it__", {"it": span(node.value)})
-
-    def _rebinds(self, statement: ast.stmt, call: ast.Call) -> bool:
-        """Whether the statement is `optimizer = nn.DataParallel(optimizer, ...)`."""
-        if not (isinstance(statement, ast.Assign) and statement.value is call and len(statement.targets) == 1):
-            return False
-        return ast.unparse(statement.targets[0]) == ast.unparse(call.args[0])

@@ -11,6 +11,7 @@ from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, InsertAfter, Note, ReplaceExpr
 from dp2ddp.rules.base import Example, Options, Rule
 from dp2ddp.source.nodes import argument, keyword, last_name, names_in
+from dp2ddp.source.program import FUNCTIONS
 
 _REASON = "rank 0 alone does this"
 #: What is there behind `wandb.init()`.
@@ -80,14 +81,14 @@ with open("log.json", "w") as log:
             path = facts.qualified(call.func)
             if facts.catalogue.does(path, "stores") and getattr(keyword(call, "readonly"), "value", None) is not True:
                 what = "this store is opened by every rank, and what is written into it is written by each"
-                yield Note(
-                    self.id, facts.span(call), what, "write it by `ddp.main_only(...)`, or under `ddp.is_main()`"
-                )
-            is_method = _is_method(facts, call)
-            if is_method and _may_be_own(facts, call):
+                todo = "write it by `ddp.main_only(...)`, or under `ddp.is_main()`"
+                yield Note(self.id, facts.span(call), what, todo)
+            is_method = isinstance(call.func, ast.Attribute) and call.func.attr in facts.catalogue.methods
+            is_own = is_method and _may_be_own(facts, call)
+            if is_own:
                 what = f"the program has a `{last_name(call.func)}` of its own, and a library has one that writes files"
                 yield Note(self.id, facts.span(call), what, "where this is the library's, write `ddp.main_only(...)`")
-            is_one = facts.catalogue.does(path, *MAIN_ONLY) or (is_method and not _may_be_own(facts, call))
+            is_one = facts.catalogue.does(path, *MAIN_ONLY) or (is_method and not is_own)
             if (is_one or _opens_to_write(facts, call)) and not _is_of(facts, call.func, known):
                 span = facts.span(call.func)
                 yield ReplaceExpr(self.id, span, _REASON, "ddp.main_only(__h_f__)", {"f": span})
@@ -102,16 +103,12 @@ with open("log.json", "w") as log:
                 yield Note(self.id, facts.span(node), what, "take such values from the script's own arguments")
 
 
-def _is_method(facts: Facts, call: ast.Call) -> bool:
-    """Whether it has the name of a library's method."""
-    return isinstance(call.func, ast.Attribute) and call.func.attr in facts.catalogue.methods
-
-
 def _may_be_own(facts: Facts, call: ast.Call) -> bool:
     """Whether the program has a method of that name: which one it is depends on the object, but for `super()`."""
     inner = call.func.value if isinstance(call.func, ast.Attribute) else None
     is_super = isinstance(inner, ast.Call) and facts.qualified(inner.func) == "builtins.super"
-    return bool(facts.source.methods(last_name(call.func))) and not is_super
+    named = (n for n in facts.source.nodes if isinstance(n, FUNCTIONS) and n.name == last_name(call.func))
+    return not is_super and any(isinstance(facts.source.parent(each), ast.ClassDef) for each in named)
 
 
 def _opens_to_write(facts: Facts, call: ast.Call) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import PurePosixPath
@@ -12,7 +12,7 @@ from typing import Callable, Optional, Union
 
 from dp2ddp.source import syntax
 from dp2ddp.source.nodes import in_order
-from dp2ddp.source.spans import Position, Span, in_characters
+from dp2ddp.source.spans import Position, Span, in_brief, in_characters, text_at
 
 FunctionNode = Union[ast.FunctionDef, ast.AsyncFunctionDef]
 ScopeNode = Union[ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda]
@@ -70,7 +70,6 @@ class ParsedProgram:
     reached: Mapping[str, Sequence[str]] = field(default_factory=dict)
     _parents: dict[ast.AST, ast.AST] = field(default_factory=dict)
     _scopes: dict[ast.AST, ScopeNode] = field(default_factory=dict)
-    _locals: dict[ast.AST, Set[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for node in self.nodes:
@@ -126,11 +125,7 @@ class ParsedProgram:
 
     def where(self, node: ast.AST) -> str:
         """The place of `node` as messages have it: the line, and in a program of several files the file."""
-        return self.where_line(node.lineno)  # type: ignore[attr-defined]
-
-    def where_line(self, line: int) -> str:
-        """The place of a line of the program, as `where`."""
-        file = self.file_of_line(line)
+        file, line = self.file(node), node.lineno  # type: ignore[attr-defined]
         return f"line {line - file.before}" if len(self.files) == 1 else f"{file.name}:{line - file.before}"
 
     @cached_property
@@ -142,32 +137,6 @@ class ParsedProgram:
     def calls(self) -> list[ast.Call]:
         """Every call, in the order of the text."""
         return in_order(n for n in self.nodes if isinstance(n, ast.Call))
-
-    @cached_property
-    def stores(self) -> dict[str, list[ast.Name | ast.Attribute]]:
-        """Where names and attributes are set, by the name."""
-        found: dict[str, list[ast.Name | ast.Attribute]] = {}
-        for node in self.nodes:
-            if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
-                found.setdefault(node.id if isinstance(node, ast.Name) else node.attr, []).append(node)
-        return found
-
-    @cached_property
-    def functions(self) -> list[FunctionNode]:
-        """Every function and method, in the order of the text."""
-        return in_order(n for n in self.nodes if isinstance(n, FUNCTIONS))
-
-    @cached_property
-    def _methods(self) -> dict[str, list[FunctionNode]]:
-        found: dict[str, list[FunctionNode]] = {}
-        for function in self.functions:
-            if isinstance(self.parent(function), ast.ClassDef):
-                found.setdefault(function.name, []).append(function)
-        return found
-
-    def methods(self, name: str) -> Sequence[FunctionNode]:
-        """The methods of that name, of all classes."""
-        return self._methods.get(name, ())
 
     def parent(self, node: ast.AST) -> ast.AST | None:
         """The node that `node` is a part of, None for the module."""
@@ -213,17 +182,6 @@ class ParsedProgram:
             scope = self.scope(scope)
         return None if isinstance(scope, ast.Module) else scope
 
-    def local_names(self, root: ast.Module | FunctionNode | ast.Lambda) -> Set[str]:
-        """The names that a function binds itself."""
-        if isinstance(root, ast.Module):
-            return frozenset()
-        if root not in self._locals:
-            parts = list(ast.walk(root))
-            shared = {name for n in parts if isinstance(n, (ast.Global, ast.Nonlocal)) for name in n.names}
-            bound = {n.id for n in parts if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-            self._locals[root] = (bound | {a.arg for a in parts if isinstance(a, ast.arg)}) - shared
-        return self._locals[root]
-
     def block(self, statement: ast.stmt) -> list[ast.stmt]:
         """The list of statements in which `statement` stands."""
         above = self._parents[statement]
@@ -242,17 +200,11 @@ class ParsedProgram:
 
     def segment(self, node: ast.AST) -> str:
         """The text of `node`, as written."""
-        span = self.span(node)
-        (first, start), (last, end) = span.start, span.end
-        if first == last:
-            return self.lines[first - 1][start:end]
-        middle = self.lines[first : last - 1]
-        return "\n".join([self.lines[first - 1][start:], *middle, self.lines[last - 1][:end]])
+        return text_at(self.span(node), self.lines)
 
     def brief(self, node: ast.AST) -> str:
         """The text of `node` on one line, for reports."""
-        text = " ".join(self.segment(node).split())
-        return text if len(text) <= _BRIEF else text[: _BRIEF - 3] + "..."
+        return in_brief(self.segment(node), _BRIEF)
 
 
 def link(

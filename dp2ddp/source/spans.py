@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -41,3 +42,17 @@ def moved(span: Span, lines: int) -> Span:
 def in_characters(line: str, column: int) -> int:
     """A column that `ast` counts in bytes of UTF-8."""
     return column if line.isascii() else len(line.encode("utf-8")[:column].decode("utf-8", "ignore"))
+
+
+def text_at(span: Span, lines: Sequence[str]) -> str:
+    """The text at `span`; the rest of the line where the end isn't known."""
+    (line, column), (end, end_column) = span
+    if end <= line:
+        return lines[line - 1][column : end_column if end_column > column else None]
+    return "\n".join([lines[line - 1][column:], *lines[line : end - 1], lines[end - 1][:end_column]])
+
+
+def in_brief(text: str, most: int) -> str:
+    """Source on one line of at most so many characters."""
+    flat = " ".join(text.split())
+    return flat if len(flat) <= most else f"{flat[: most - 3]}..."

@@ -20,6 +20,7 @@ SHARED = {
     "torch.load(f'{DateTime.now():%Y}.pt')": "DateTime.now()",
     "name = time.strftime('%H', time.localtime())": "time.strftime('%H', time.localtime())",
     "name = time.strftime('%H', now)": "time.strftime('%H', now)",
+    "now = time.strftime('%H', DateTime.now().timetuple())": "time.strftime('%H', DateTime.now().timetuple())",
     "import cv2\nif cv2.waitKey(1) == 27:\n    exit()": "cv2.waitKey(1)",
     "class Run:\n    name = uuid.uuid4().hex": "uuid.uuid4()",
     "now = time.gmtime()": "time.gmtime()",
@@ -66,12 +67,6 @@ def test_what_only_tells_the_time_stays(text: str) -> None:
     conversion = convert_source(f"{_HEAD}{_NET}{text}\n", "train.py", _ONLY)
     assert not conversion.changed
     assert not conversion.notes
-
-
-def test_a_date_of_several_calls_is_broadcast_once() -> None:
-    text = "now = time.strftime('%H', DateTime.now().timetuple())\n"
-    new = convert_source(_HEAD + _NET + text, "train.py", _ONLY).new_text
-    assert "now = ddp.broadcast(time.strftime('%H', DateTime.now().timetuple()))\n" in new
 
 
 @pytest.mark.parametrize(

@@ -18,13 +18,12 @@ torch.save(plain(torch.load("net.pt")), "plain.pt")
 """
 
 
-@pytest.mark.parametrize("more", ["", "optimizer = DataParallel(torch.optim.SGD(parameters, lr=0.1))\n"])
+@pytest.mark.parametrize("more", ["", "step(DataParallel(SGD))\n", "step(DataParallel(module=SGD))\n"])
 def test_a_script_that_wraps_no_model_asks_for_what_it_loads(more: str) -> None:
     """It stays a single process, and what it loads is a plain `DataParallel`."""
-    new = convert_source(_CHECKS + more, "export.py", Options()).new_text
-    assert new == _CHECKS + more.replace(
-        "DataParallel(torch.optim.SGD(parameters, lr=0.1))", "torch.optim.SGD(parameters, lr=0.1)"
-    )
+    sgd = "torch.optim.SGD(parameters, lr=0.1)"
+    new = convert_source(_CHECKS + more.replace("SGD", sgd), "export.py", Options()).new_text
+    assert new == _CHECKS + f"step({sgd})\n" * bool(more)
 
 
 def test_a_file_of_a_program_that_wraps_models_asks_for_the_wrapper() -> None:
