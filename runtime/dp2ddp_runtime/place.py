@@ -6,6 +6,7 @@ import functools
 import os
 import sys
 import sysconfig
+import traceback
 import warnings
 from types import FrameType
 
@@ -30,23 +31,25 @@ def line(frame: FrameType | None = None) -> str:
     Lines of Python, torch and this runtime don't count, nor those of installed packages, unless there are no others.
     Empty in a thread in which none of these runs.
     """
-    frame = frame or sys._getframe(1)
     installed = ""
-    while frame is not None:
-        name, is_installed = origin(frame.f_code.co_filename)
+    for each, number in traceback.walk_stack(frame or sys._getframe(1)):
+        name, is_installed = origin(each.f_code.co_filename)
         if name and not is_installed:
-            return f"{name}:{frame.f_lineno}"
-        if name and not installed:
-            installed = f"{name}:{frame.f_lineno}"
-        frame = frame.f_back
+            return f"{name}:{number}"
+        installed = installed or (name and f"{name}:{number}")
     return installed
+
+
+def is_scripts(frame: FrameType) -> bool:
+    """Whether a line of the user's own led to a frame."""
+    origins = (origin(each.f_code.co_filename) for each, _ in traceback.walk_stack(frame))
+    return any(name and not is_installed for name, is_installed in origins)
 
 
 def warn(text: str) -> None:
     """A warning that names the script's line."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not origin(frame.f_code.co_filename)[0]:
-        frame = frame.f_back
+    frames = (frame for frame, _ in traceback.walk_stack(sys._getframe(1)))
+    frame = next((frame for frame in frames if origin(frame.f_code.co_filename)[0]), None)
     if frame is None:
         warnings.warn(text, stacklevel=2)
     else:

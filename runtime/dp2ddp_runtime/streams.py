@@ -2,7 +2,8 @@
 
 The *shared* stream is what `random`, NumPy, torch (CPU, and CUDA on this rank's device) hold while the script runs: the
 same states on all ranks, drawn from as the original draws. Inside of a wrapped model's forward (dropout) they hold a
-rank's *own* states, so whatever it draws for its rows leaves the shared stream as it was.
+rank's *own* states, so whatever it draws for its rows leaves the shared stream as it was. Beside threads of the
+script's that is so of torch's alone: they draw from the others at any time.
 """
 
 from __future__ import annotations
@@ -115,8 +116,9 @@ def capture() -> list[Any]:
 def restore(states: Sequence[Any]) -> None:
     """Let the ordinary generators go on from what `capture` gave, maybe in another process."""
     torch.default_generator.set_state(states[0])
-    random.setstate(states[1])
-    if np is not None:
+    if states[1] is not None:
+        random.setstate(states[1])
+    if states[2] is not None:
         np.random.set_state(states[2])
     device = _cuda()
     if states[3] is not None and device is not None:
@@ -166,6 +168,8 @@ class Position:
     def __init__(self, others: Sequence[Any] = ()) -> None:
         self._others = others
         self.states: Any = [capture(), [state_of(each) for each in others]]
+        if _threads_draw():
+            self.states[0][1:3] = None, None
         self.bytes = _bytes(self.states)
 
     @property
@@ -206,6 +210,7 @@ class Stream:
         self.rank = rank
         self._began: Any = None  # the seed, and how often the script had seeded
         self._states: list[Any] = []  # its own; inside, the shared ones
+        self._spares = False  # Python's and NumPy's, now
 
     def __enter__(self) -> Stream:
         lock.acquire()
@@ -218,6 +223,7 @@ class Stream:
             device = _cuda()
             if device is not None and self._states[3] is None:  # it has come into use
                 self._states[3] = torch.Generator(device).manual_seed(seed).get_state()
+            self._spares = _threads_draw()
             self._exchange()
         return self
 
@@ -229,6 +235,8 @@ class Stream:
 
     def _exchange(self) -> None:
         before = capture()
+        if self._spares:
+            before[1:3], self._states[1:3] = self._states[1:3], [None, None]
         restore(self._states)
         self._states = before
 
@@ -237,6 +245,14 @@ def _started(seed: int) -> list[Any]:
     """States as `capture` gives them."""
     numpys = None if np is None else np.random.RandomState(seed % (1 << 32)).get_state(legacy=False)
     return [torch.Generator().manual_seed(seed).get_state(), random.Random(seed).getstate(), numpys, None]
+
+
+def _threads_draw() -> bool:
+    """Whether threads run code of the script's, which may draw from what all threads have."""
+    if threading.active_count() == 1:
+        return False
+    own = (threading.get_ident(), threading.main_thread().ident)
+    return any(place.is_scripts(frame) for thread, frame in sys._current_frames().items() if thread not in own)
 
 
 _entered: list[Stream] = []  # the `with` blocks we are in

@@ -113,3 +113,37 @@ def read_in_a_thread(shard: bool) -> Any:
 
 def test_a_thread_that_reads_a_loader_gets_the_originals_batches(ranks: RankPool) -> None:
     assert ranks(3, read_in_a_thread, True) == [read_in_a_thread(False)] * 3
+
+
+@on_ranks(2)
+def test_a_thread_that_draws_while_a_forward_runs_has_its_stream_for_itself() -> None:
+    """A script's own generator of batches: NumPy's and Python's numbers come one after the other."""
+    ddp.seed_everything(3)
+    expected = [(float(np.random.rand()), random.random()) for _ in range(20)]
+    ddp.seed_everything(3)
+    wanted, drawn = queue.Queue[bool](), queue.Queue[Any]()
+
+    def make() -> None:
+        while wanted.get():
+            drawn.put((float(np.random.rand()), random.random()))
+
+    def draw_in_the_thread() -> None:
+        wanted.put(True)
+        found.append(drawn.get())
+
+    threading.Thread(target=make).start()
+    found: list[Any] = []
+    own = []
+    while len(found) < 20:
+        for rank in (1, None, 0):  # rank 1's is ahead
+            if rank is None:
+                streams.adopt()
+            elif rank == world.rank:
+                draw_in_the_thread()
+        with streams.forward:
+            draw_in_the_thread()
+            own.append(torch.rand(1).item())
+    wanted.put(False)
+    assert found == expected
+    first, second = ddp.gather(own)
+    assert not {*first} & {*second}

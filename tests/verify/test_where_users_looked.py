@@ -115,10 +115,18 @@ def test_one_gpu_draws_other_numbers_and_shows_nothing(verify: Callable[..., Res
     assert "The model draws random numbers (dropout) for each row" in result.stdout
 
 
-def test_a_backward_that_draws_shows_nothing(verify: Callable[..., Result]) -> None:
-    forward = "out = self.fc(x); out.register_hook(torch.rand_like); return out"
+@pytest.mark.parametrize("lost", ["", "next(self.parameters()); "])  # with it one GPU is the reference
+def test_a_backward_that_draws_shows_nothing(verify: Callable[..., Result], lost: str) -> None:
+    forward = lost + "out = self.fc(x); out.register_hook(torch.rand_like); return out"
     result = verify(ONE_GPU.replace("FORWARD", forward).replace("LAST", "''"))
     assert (result.exit_code, "A backward draws random numbers" in result.stdout) == (4, True), result.output
+
+
+def test_what_one_gpu_returns_can_be_changed_in_place(verify: Callable[..., Result]) -> None:
+    forward = "self.seen += 1; return self.fc(x) * self.seen"
+    script = ONE_GPU.replace("FORWARD", forward).replace("LAST", "net.module.seen")
+    result = verify(script.replace("    loss = ", "    output *= 2\n    loss = "))
+    assert result.exit_code == 0, result.output
 
 
 def test_a_mistake_is_none_of_one_gpu_either(verify: Callable[..., Result]) -> None:

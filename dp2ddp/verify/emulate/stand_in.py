@@ -70,8 +70,13 @@ class _StandIn(EmulatedDataParallel):
     inside: ClassVar[bool] = False  # of a wrapped model's forward
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self.one_gpu:
-            return self._whole(args, kwargs)
+        output = self._whole(args, kwargs) if self.one_gpu else self._in_replicas(args, kwargs)
+        for each in nesting.tensors(output):
+            if each.requires_grad:
+                each.register_hook(self._look_for_draws)
+        return output
+
+    def _in_replicas(self, args: Any, kwargs: Any) -> Any:
         if self.n > 1:
             if self.inside:
                 raise RuntimeError(
@@ -84,7 +89,9 @@ class _StandIn(EmulatedDataParallel):
             rows = next((each.size(self.dim) for each in given if isinstance(each, torch.Tensor) and each.dim()), 0)
             lists = (each for each in given if isinstance(each, (list, tuple)) and len(each) == rows > 1)
             if any(not isinstance(each[0], torch.Tensor) for each in lists):
-                self._lose("each replica is given all of a list that has an entry for each row of the batch")
+                self.recorder.note(
+                    "lost", "each replica is given all of a list that has an entry for each row of the batch"
+                )
         return super().forward(*args, **kwargs)
 
     def run(self, number: int, replica: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -96,24 +103,17 @@ class _StandIn(EmulatedDataParallel):
         after = _attributes(replica)
         for name, (value, place) in sorted(after.items(), key=lambda each: each[0]):
             known = before.get(name, (self, 0))
-            if known[0] is value and known[1] == place:
-                continue
-            self._lose(f"the forward assigns {name}, which stays in the replica")
+            if known[0] is not value or known[1] != place:
+                self.recorder.note("lost", f"the forward assigns {name}, which stays in the replica")
         if nesting.tensors(output, str):
-            self._lose("texts that the forward returns can't be put together")
-        for each in nesting.tensors(output):
-            if each.requires_grad:
-                each.register_hook(self._look_for_draws)
+            self.recorder.note("lost", "texts that the forward returns can't be put together")
         return output
 
     def _look_for_draws(self, grad: torch.Tensor) -> None:
-        """A backward comes to a replica: it may draw random numbers, in whatever order replicas come."""
+        """A backward comes to the model: it may draw random numbers, in whatever order replicas come."""
         before = streams.Position()
         end: Any = torch.autograd.Variable._execution_engine
         end.queue_callback(lambda: self.recorder.note("draws") if before.moved else None)
-
-    def _lose(self, what: str) -> None:
-        self.recorder.note("lost", what)
 
     def _whole(self, args: Any, kwargs: Any) -> Any:
         """What one GPU does."""
@@ -135,7 +135,7 @@ class _Using(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, output: torch.Tensor, *trained: torch.Tensor) -> torch.Tensor:
         ctx.trained = trained
-        return output.view_as(output)
+        return output.clone()  # the script may change it in place
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
