@@ -15,7 +15,7 @@ LIMITS = {
     "dp2ddp": 400,
     "dp2ddp/analysis": 975,
     "dp2ddp/command": 425,
-    "dp2ddp/convert": 2_200,
+    "dp2ddp/convert": 2_225,
     "dp2ddp/notebook": 425,
     "dp2ddp/page": 225,
     "dp2ddp/project": 1_250,

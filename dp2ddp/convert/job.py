@@ -282,9 +282,15 @@ def _convert(job: Job, layout: Layout, chosen: Sequence[str], *, lenient: bool) 
 
 def _all_of(refused: Sequence[tuple[Program, BadInput]]) -> BadInput:
     """Why none of several scripts is converted: the first one's reasons, and those of the others."""
-    first, *others = dict.fromkeys(str(error) for _, error in refused)
-    error = next(error for _, error in refused if str(error) == first)
-    todo = "; and ".join([error.todo, *others])
+    alike: dict[str, list[str]] = {}
+    for place, _, reason in dict.fromkeys(str(error).partition(": ") for _, error in refused):
+        alike.setdefault(reason, []).append(place)
+    error = refused[0][1]
+    told: list[str] = []
+    for reason, (place, *others) in alike.items():
+        more = f" (and in the same way for {', '.join(others[:4])}{', ...' * (len(others) > 4)})" * bool(others)
+        told.append(f"{f'{place}: {reason}' if told else error.todo}{more}")
+    todo = "; and ".join(told)
     return BadInput(error.file, line=error.line, column=error.column, what=error.what, todo=todo, rule=error.rule)
 
 

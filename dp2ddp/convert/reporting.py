@@ -226,10 +226,10 @@ def _state(report: Report, file: File) -> str:
         what = "converted already, nothing to do"
     elif done.changed:
         what = counted(len(done.edits), "change")
-    elif done.notes:
-        what = "not converted"
+    elif report.changed and not done.refused:
+        what = "no change"
     else:
-        what = "nothing to convert"
+        what = "not converted" if done.notes else "nothing to convert"
     if report.directory is not None:
         return style(f"{report.called(file.name)}: {what}", bold=True)
     arrow = _arrow(file.name, file.output) if done.changed else ""

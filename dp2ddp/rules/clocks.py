@@ -85,7 +85,8 @@ print(time.time() - start)
         for call in facts.calls(_TIMERS):
             if _decides(facts, call):
                 what = "each rank has a clock of its own, and ranks that decide by it may part here"
-                yield Note(self.id, facts.span(call), what, "let rank 0's decide: `ddp.broadcast(time.time())`")
+                todo = "let rank 0's decide, here and where the other time is taken: `ddp.broadcast(time.time())`"
+                yield Note(self.id, facts.span(call), what, todo)
 
 
 def _is_in_seed(facts: Facts, call: ast.Call) -> bool:
@@ -139,7 +140,8 @@ def _is_shown(facts: Facts, value: ast.expr, names: int = 2) -> bool:
     """Whether a value is only printed or logged, here or by the names that it gets, one after the other."""
     taker = _taker(facts, value)
     if isinstance(taker, ast.Call):
-        return last_name(taker.func) in _SHOWS
+        name = last_name(taker.func)
+        return name in _SHOWS or "print" in name  # `self.print_log(...)`
     if not names or not isinstance(taker, ast.Assign) or not isinstance(taker.targets[-1], ast.Name):
         return False
     name, function = taker.targets[-1].id, facts.source.function(value)

@@ -151,7 +151,8 @@ def _fail_aloud(kind: Any, error: Any, trace: Any) -> None:
     with suppress(RuntimeError):  # the store's host is gone
         if count("failed", 1) > 1:
             return
-    lines = [f"dp2ddp: rank {world.rank} of {world.size} failed:\n", *traceback.format_exception(kind, error, trace)]
+    of = f" of {world.size}" * (world.size > world.rank)  # (known from the first wrap on)
+    lines = [f"dp2ddp: rank {world.rank}{of} failed:\n", *traceback.format_exception(kind, error, trace)]
     say("".join(lines))
 
 

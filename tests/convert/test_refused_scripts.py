@@ -69,6 +69,12 @@ def test_scripts_found_in_a_directory_are_left_as_they_are_beside_the_others() -
     assert run(".", "--strict").exit_code == 1
 
 
+def test_a_module_that_has_a_note_alone_is_not_said_to_be_refused() -> None:
+    Path("good.py").write_text(f"import rows\n{GOOD}")
+    Path("rows.py").write_text("from torch.utils.data import IterableDataset\nclass Rows(IterableDataset):\n    pass\n")
+    assert "rows.py: no change\n" in run("good.py").stderr
+
+
 def test_a_wrap_left_behind_by_an_earlier_conversion_is_refused() -> None:
     assert run("good.py", "--in-place").exit_code == 0
     Path("late.py").write_text("import torch.nn as nn\nimport good\nnet = nn.DataParallel(good.net.module)\n")
@@ -85,3 +91,6 @@ def test_a_script_of_its_own_ddp_with_no_data_parallel_has_nothing_to_convert() 
     assert run("own.py").stderr == "own.py: nothing to convert\n"
     Path("own.py").write_text(f"{script}net = nn.DataParallel(nn.Linear(4, 2))\n")
     assert "own.py:4  DDP016  sets up distributed training already: calls init_process_group" in run("own.py").stderr
+    Path("good.py").write_text(Path("own.py").read_text())
+    told = run(".").stderr
+    assert (told.count("bad.py:3: "), told.count("sets up"), told.count("in the same way for own.py:4")) == (1, 1, 1)

@@ -96,4 +96,5 @@ def test_a_large_file_that_is_removed_before_the_wrap_is_missed_loudly(warm: War
         """
     done = warm.start(write(tmp_path, body), cwd=tmp_path, forked=True)
     assert (done.returncode, done.stdout) == (1, "True\n")
+    assert "dp2ddp: rank 1 failed:\n" in done.stderr
     assert "rank 0 has removed or overwritten it since, before the first wrap: start again" in done.stderr
