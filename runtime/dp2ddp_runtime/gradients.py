@@ -306,8 +306,7 @@ class Sums:
     def begin(self, grads: Tensors, leaves: Tensors, bucket: Bucket) -> None:
         """Begin the sum of gradients, which all ranks begin in the same order."""
         self._begun.append((sums(grads, True) if bucket.sparse else Flat(grads, leaves), leaves))
-        if not bucket.held:
-            self._models[id(bucket.model)] = bucket.model
+        self._models[id(bucket.model)] = bucket.model
 
     @torch.no_grad()
     def _finish(self) -> None:

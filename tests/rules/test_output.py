@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dp2ddp.convert.pipeline import convert_source
+from dp2ddp.convert.pipeline import convert_files, convert_source
 from dp2ddp.rules import Options
 
 _HEAD = """\
@@ -52,14 +52,18 @@ _ONLY = Options(select=frozenset({"DDP011"}))
 
 def converted(text: str) -> str:
     """A conversion, without the runtime's import."""
-    new = convert_source(_HEAD + text, "train.py", _ONLY).new_text
-    return new.replace("import dp2ddp_runtime as ddp\n", "")
+    return convert_source(_HEAD + text, "train.py", _ONLY).new_text.replace("import dp2ddp_runtime as ddp\n", "")
 
 
 @pytest.mark.parametrize("text", WRITTEN)
 def test_written_by_rank_0(text: str) -> None:
     written = WRITTEN[text]
     assert converted(text).endswith("\n" + text.replace(f"{written}(", f"ddp.main_only({written})("))
+
+
+def test_what_another_file_writes_is_read_as_it_was() -> None:
+    files = {"train.py": f"import made\n{_HEAD}f = h5py.File(p)\n", "made.py": "import h5py\nh5py.File(p, 'w')\n"}
+    assert [each.changed for each in convert_files(files, ["train.py"], _ONLY).values()] == [False, True]
 
 
 def test_a_method_that_may_be_the_program_s_own_or_a_library_s_is_noted() -> None:
