@@ -28,7 +28,7 @@ LIMITS = {
     "tests/analysis": 625,
     "tests/benchmarks": 275,
     "tests/command": 175,
-    "tests/convert": 1_550,
+    "tests/convert": 1_575,
     "tests/docs": 425,
     "tests/e2e": 575,
     "tests/notebook": 375,

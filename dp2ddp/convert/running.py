@@ -70,7 +70,7 @@ def command(script: str, *, packages: int = 0, above: int = 0) -> str:
     if packages:
         path = PurePath(script)
         top = path.parents[min(packages, len(path.parents) - 1)]
-        quoted = "-m " + ".".join(path.relative_to(top).with_suffix("").parts)
+        quoted = "-m " + ".".join(path.relative_to(top).with_suffix("").parts).removesuffix(".__main__")
         folder = f"cd {shlex.quote(str(top))} && " * (str(top) != ".")
     elif above:
         folder = f"PYTHONPATH={shlex.quote(str(PurePath(script).parents[above]))} "

@@ -120,7 +120,8 @@ class _Guesser:
                 continue
             # What nobody imports is there to be started, if it does anything.
             is_apart = path not in imported and not self._is_test(path)
-            if self._is_script(path) or (is_apart and self._acts(path)):
+            is_main = posixpath.basename(path) == "__main__.py"  # also where an installed command calls its function
+            if self._is_script(path) or (is_apart and (is_main or self._acts(path))):
                 using[path] = files
         return using
 

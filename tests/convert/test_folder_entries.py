@@ -7,15 +7,18 @@ from pathlib import Path
 from commands import write
 from projects import CONVERTED, FILES, GUARD, read, run
 
-from dp2ddp.convert.running import STARTS, TRY
+from dp2ddp.convert.running import STARTS, TRY, command
 
 
 def test_a_script_of_a_package_is_started_as_a_module(project: Path) -> None:
     """By its path Python can't import what stands beside it by `from .`."""
     write(project, {"pack/__init__.py": "", "pack/main.py": "from .parts import go\ngo()\n"})
+    write(project, {"pack/__main__.py": "from .parts import go\ndef train():\n    go()\n"})
     write(project, {"pack/parts.py": "import torch.nn as nn\ndef go():\n    nn.DataParallel(nn.Linear(4, 2))\n"})
     lines = run("project", "--entry", "pack/main.py", "-o", "out").stderr.splitlines()
     assert f"Run it: cd out && python -m pack.main   # {STARTS}; {TRY}" in lines
+    assert "pack/__main__.py: 1 change\n" in run("project").stderr
+    assert command("pack/__main__.py", packages=1) == "python -m pack"
 
 
 def test_entries_can_be_named(project: Path) -> None:
