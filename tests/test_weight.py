@@ -36,7 +36,7 @@ LIMITS = {
     "tests/project": 425,
     "tests/rewrite": 200,
     "tests/rules": 625,
-    "tests/runtime": 5_425,
+    "tests/runtime": 5_450,
     "tests/source": 75,
     "tests/verify": 2_300,
 }

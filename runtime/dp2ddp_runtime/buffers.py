@@ -47,8 +47,9 @@ class Buffers:
         return self.tensors
 
     def version(self) -> int:
-        """Another one where somebody has written into one, or assigned another."""
-        self._looks += any("running_mean" in each for each in self._held)  # F.batch_norm's writes raise no version
+        """Another one where somebody may have written into one, or has assigned another."""
+        # (`F.batch_norm` raises no version, nor does `.data`. DDP broadcasts all buffers, too.)
+        self._looks += any(map(torch.is_floating_point, self.now()))
         with suppress(RuntimeError):  # tensors of inference have none
             return hash((self._looks, *map(id, self.now()), *map(_VERSION, self.tensors)))
         return -2

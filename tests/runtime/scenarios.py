@@ -86,6 +86,23 @@ def buffers_changed_where_a_checkpoint_runs_the_model_again(wrap: Wrapper) -> Te
 
 
 @scenario
+def buffers_written_past_their_versions(wrap: Wrapper) -> Tensors:
+    """A codebook by `.data`, and statistics that aren't called as BatchNorm's are."""
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        h = self.layer(x)
+        self.codes.data.mul_(0.9).add_(h.detach().mean(0), alpha=0.1)
+        return nn.functional.batch_norm(h, self.moving, self.spread, training=True) - self.codes
+
+    zeros = {name: torch.zeros(3) for name in ("codes", "moving", "spread")}
+    net = wrap(Made(forward, layer=nn.Linear(4, 3), **zeros))
+    result: Tensors = []
+    for rows in (9, 8, 9):
+        result += [net(torch.rand(rows, 4)), *(value.clone() for value in net.buffers())]
+    return result
+
+
+@scenario
 def kinds_of_tensors(wrap: Wrapper) -> Tensors:
     def forward(self: Any, x: torch.Tensor) -> Any:
         out = self.layer(x)
