@@ -35,7 +35,7 @@ LIMITS = {
     "tests/pretend_cuda": 975,
     "tests/project": 425,
     "tests/rewrite": 200,
-    "tests/rules": 625,
+    "tests/rules": 650,
     "tests/runtime": 5_450,
     "tests/source": 75,
     "tests/verify": 2_300,

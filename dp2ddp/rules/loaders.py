@@ -14,7 +14,10 @@ from dp2ddp.source.nodes import last_name
 _REASON = "each rank loads its rows of each batch; the batches themselves don't change"
 _MIXES = "each rank loads whole batches, as a `collate_fn` may mix rows"
 _WHOLE = f"{_MIXES}, and computes on its own rows"
-_TODO = "if it makes each row alone (none padded by others, none dropped), say `rows=True`, here and below (`--rows`)"
+_TODO = (
+    "if it makes each row alone, of tensors and plain values (none padded by others, none dropped), say `rows=True` "
+    "(`--rows`: for all loaders)"
+)
 _PATH = re.compile(r"[\w.]+")  # `a` or `a.b`, which may be asked for twice
 _STREAMS = frozenset({"torch.utils.data.IterableDataset", "torch.utils.data.dataset.IterableDataset"})
 _ROWS = "each rank loads its rows of each batch, as `--rows` says that rows stay apart in its `collate_fn`"

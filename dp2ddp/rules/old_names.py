@@ -17,6 +17,7 @@ from dp2ddp.source.spans import Span
 _RENAMED = {"Scale": "Resize", "RandomSizedCrop": "RandomResizedCrop"}
 
 _NAMES = re.compile("loss|err|acc|prec")  # of what is one number
+_RIGHT = re.compile(r"correct\[:\w+\]")  # in what all have copied from PyTorch's example of ImageNet
 _VOLATILE = ("`volatile` has no effect since PyTorch 0.4", "`with torch.no_grad():` where it isn't yet")
 _FIRST = ("`.data[0]` of a loss raises since PyTorch 0.4", "`.item()`")
 _NEXT = ("iterators have no `.next()` since Python 3", "if this is one, write `next(...)`, here and below")
@@ -32,7 +33,7 @@ class OldNamesRule(Rule):
     why = (
         "`async=True` is no Python since 3.7: it becomes `non_blocking=True`. torchvision's `Scale` and "
         "`RandomSizedCrop` get their new names, `it.next()` of what `iter` made becomes `next(it)`, and "
-        "`loss.data[0]` of a loss or an accuracy `loss.item()`. What today's PyTorch can't run (`loss.data[0]` of "
+        "`loss.data[0]` of a loss or an accuracy `loss.item()`, and `correct[:k].view(-1)` takes `reshape`. What today's PyTorch can't run (`loss.data[0]` of "
         "several, `_DataLoaderIter`) or ignores (`volatile=True`) gets a note."
     )
     essential = True
@@ -108,6 +109,11 @@ print(both[1].next())
         for first, loss in losses.items():
             span = facts.source.span(first)
             yield ReplaceExpr(self.id, span, "a loss has no `[0]`", "__h_it__.item()", {"it": facts.source.span(loss)})
+        for node in (n for n in facts.source.nodes if isinstance(n, ast.Attribute) and n.attr == "view"):
+            if isinstance(node.value, ast.Subscript) and _RIGHT.fullmatch(ast.unparse(node.value)):
+                parts = {"it": facts.source.span(node.value)}
+                why = "since PyTorch 1.7 these lie apart"
+                yield ReplaceExpr(self.id, facts.source.span(node), why, "__h_it__.reshape", parts)
         has_next = any(isinstance(n, FUNCTIONS) and n.name == "next" for n in facts.source.nodes)
         for call in (each for each in facts.source.calls if not given_to(each)):
             it = call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr == "next" else None

@@ -81,9 +81,8 @@ def dumps(value: Any, tensors: list[torch.Tensor]) -> str:
         for name, (types, take_apart, _) in _KINDS.items():
             if isinstance(value, types) and not hasattr(value, "_fields"):  # a named tuple's class isn't known there
                 return {"!" + name: pack(take_apart(value))}
-        raise TypeError(
-            f"{type(value).__name__} can't be sent to other ranks: only plain values, tensors and arrays can"
-        )
+        can = "only plain values, tensors and arrays can (a loader of others takes no `rows=True`)"
+        raise TypeError(f"{type(value).__name__} can't be sent to other ranks: {can}")
 
     return json.dumps(pack(value), separators=(",", ":"))
 

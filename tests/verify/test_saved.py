@@ -93,6 +93,13 @@ def test_a_model_of_the_script_s_own_class_is_compared_part_by_part(written: dic
     assert "helper" not in set(sys.modules) - before
 
 
+def test_a_copy_of_the_script_s_own_source_is_no_difference(tmp_path: Path) -> None:
+    for name, text in (("a", "import torch\n"), ("b", "import torch\nimport dp2ddp_runtime as ddp\n")):
+        (tmp_path / name).write_text(text)
+    for name, differs in (("model.py", 0), ("main.py.backup", 0), ("log.txt", 1)):
+        assert len(list(saved.differences(name, tmp_path / "a", tmp_path / "b"))) == differs, name
+
+
 class Runs:
     """Its pickle says: call this function when you read me."""
 
