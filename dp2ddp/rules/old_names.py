@@ -32,9 +32,9 @@ class OldNamesRule(Rule):
     effect = "renames what PyTorch has renamed"
     why = (
         "`async=True` is no Python since 3.7: it becomes `non_blocking=True`. torchvision's `Scale` and "
-        "`RandomSizedCrop` get their new names, `it.next()` of what `iter` made becomes `next(it)`, and "
-        "`loss.data[0]` of a loss or an accuracy `loss.item()`, and `correct[:k].view(-1)` takes `reshape`. What today's PyTorch can't run (`loss.data[0]` of "
-        "several, `_DataLoaderIter`) or ignores (`volatile=True`) gets a note."
+        "`RandomSizedCrop` get their new names, `it.next()` of what `iter` made becomes `next(it)`, `loss.data[0]` of "
+        "a loss or an accuracy `loss.item()`, `correct[:k].view(-1)` a `reshape`. What today's PyTorch can't run "
+        "(`loss.data[0]` of several, `_DataLoaderIter`) or ignores (`volatile=True`) gets a note."
     )
     essential = True
     examples = (
@@ -104,16 +104,22 @@ print(both[1].next())
                 span = facts.source.span(node)
                 new = f"__h_value__.{_RENAMED[name]}"
                 yield ReplaceExpr(self.id, span, f"`{name}` is gone", new, {"value": facts.source.span(node.value)})
+            elif node.attr == "view" and _RIGHT.fullmatch(ast.unparse(node.value)):
+                parts = {"it": facts.source.span(node.value)}
+                yield ReplaceExpr(self.id, facts.span(node), "these lie apart by now", "__h_it__.reshape", parts)
         firsts = {node: loss for node in facts.source.nodes if (loss := _first_of(node)) is not None}
         losses = {node: loss for node, loss in firsts.items() if _is_loss(facts, loss)}
         for first, loss in losses.items():
             span = facts.source.span(first)
             yield ReplaceExpr(self.id, span, "a loss has no `[0]`", "__h_it__.item()", {"it": facts.source.span(loss)})
-        for node in (n for n in facts.source.nodes if isinstance(n, ast.Attribute) and n.attr == "view"):
-            if isinstance(node.value, ast.Subscript) and _RIGHT.fullmatch(ast.unparse(node.value)):
-                parts = {"it": facts.source.span(node.value)}
-                why = "since PyTorch 1.7 these lie apart"
-                yield ReplaceExpr(self.id, facts.source.span(node), why, "__h_it__.reshape", parts)
+        yield from self._nexts(facts)
+        kinds = (ast.keyword, ast.Subscript, ast.ImportFrom)
+        for old in in_order(n for n in facts.source.nodes if isinstance(n, kinds)):
+            found = None if old in losses else _outdated(facts, old)
+            if found is not None:
+                yield Note(self.id, facts.source.span(old), found[0], f"use {found[1]}, here and below")
+
+    def _nexts(self, facts: Facts) -> Iterator[Finding]:
         has_next = any(isinstance(n, FUNCTIONS) and n.name == "next" for n in facts.source.nodes)
         for call in (each for each in facts.source.calls if not given_to(each)):
             it = call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr == "next" else None
@@ -125,11 +131,6 @@ print(both[1].next())
                 is_own = facts.names.follow(facts.source.module(call), "next") is not None
                 new = "__h_it__.__next__()" if is_own else "next(__h_it__)"
                 yield ReplaceExpr(self.id, facts.source.span(call), "`.next()` is gone", new, parts)
-        kinds = (ast.keyword, ast.Subscript, ast.ImportFrom)
-        for old in in_order(n for n in facts.source.nodes if isinstance(n, kinds)):
-            found = None if old in losses else _outdated(facts, old)
-            if found is not None:
-                yield Note(self.id, facts.source.span(old), found[0], f"use {found[1]}, here and below")
 
 
 def _outdated(facts: Facts, node: ast.AST) -> tuple[str, str] | None:
