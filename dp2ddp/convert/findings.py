@@ -112,7 +112,7 @@ def _placed(span: Span, conversion: Conversion, lines: Sequence[str]) -> dict[st
 
 def _said(edit: Edit, lines: Sequence[str]) -> str:
     """What becomes of what, and why."""
-    new = _filled(edit.source.partition("\n")[0], edit.holes, lines) if isinstance(edit, WithHoles) else ""
+    new = _filled(edit.source.lstrip("\n").partition("\n")[0], edit.holes, lines) if isinstance(edit, WithHoles) else ""
     what = _SAID.get(type(edit), "`{old}`").format(old=_brief(text_at(edit.span, lines)), new=new)
     return f"{what}: {edit.reason}"
 

@@ -33,6 +33,8 @@ class Step(NamedTuple):
 #: What becomes of the command.
 STARTS = "one process on each GPU that it wraps a model for"
 TRY = "to try it without GPUs, if it can run so, put DP2DDP_NPROC=2 in front"
+#: What is added to `sys.path` is meant from the current folder: `sys.path.append("../..")`.
+_FROM_HERE = re.compile(r"sys\.path\.(append|insert)\((0, *)?[\"']\.\.")
 _DEVICES = re.compile(r"wrap_model\(.*\bdevice_ids=[\[(]([\d, ]+)[\])]")
 
 
@@ -59,12 +61,13 @@ def folders_above(path: str, text: str, converted: Iterable[str]) -> int:
     return max((level for level, folder in folders if any(folder.parent / each in there for each in firsts)), default=0)
 
 
-def command(script: str, *, packages: int = 0, above: int = 0) -> str:
+def command(script: str, *, packages: int = 0, above: int = 0, inside: bool = False) -> str:
     """How to run a script that was converted.
 
     Args:
         packages: how many folders above it are packages that it imports from.
         above: how many folders above it is the one from which it imports by whole names; 0 for none.
+        inside: whether it has to be started in its own folder.
     """
     quoted, folder = shlex.quote(script), ""
     if packages:
@@ -72,6 +75,9 @@ def command(script: str, *, packages: int = 0, above: int = 0) -> str:
         top = path.parents[min(packages, len(path.parents) - 1)]
         quoted = "-m " + ".".join(path.relative_to(top).with_suffix("").parts).removesuffix(".__main__")
         folder = f"cd {shlex.quote(str(top))} && " * (str(top) != ".")
+    elif inside:
+        here, script = os.path.split(script)
+        quoted, folder = shlex.quote(script), f"cd {shlex.quote(here)} && " * bool(here)
     elif above:
         folder = f"PYTHONPATH={shlex.quote(str(PurePath(script).parents[above]))} "
     return f"{folder}python {quoted}"
@@ -84,13 +90,13 @@ def how_to_run(report: Report) -> Iterator[Step]:
     names, option = [each.output or "" for each in written], ""
     if scripts and not written:
         names, option = _unwritten(report, [each.name for each in scripts])
-    it, runs = ("it", "it runs") if len(names) == 1 else ("them", "they run")
+    it, runs = "it" if len(names) == 1 else "them", "it" if report.directory is None else "a changed file"
     if option:
         yield Step("", f"Add {option} to write {it}; then")
     yield from _of_scripts(written or scripts, names, [each.name for each in report.changed])
     if names and not report.job.request.vendored:
         where = "convert with --vendor, or pip install ./runtime (of dp2ddp)"
-        yield Step("", f"dp2ddp_runtime must be there where {runs}: {where}.")
+        yield Step("", f"dp2ddp_runtime must be there where {runs} runs: {where}.")
 
 
 def _starts(texts: Iterable[str]) -> str:
@@ -122,7 +128,9 @@ def _of_scripts(scripts: Sequence[File], names: Sequence[str], converted: Sequen
     above = folders_above(first, text, converted)
     above = above if above < len(PurePath(names[0]).parents) else 0
     starts = _starts([each.conversion.new_text for each in scripts])
-    yield Step(command(names[0], packages=packages_above(first, text), above=above), f"{starts}; {TRY}")
+    inside = _FROM_HERE.search(text) is not None
+    packages = packages_above(first, text)
+    yield Step(command(names[0], packages=packages, above=above, inside=inside), f"{starts}; {TRY}")
     # (From a folder that was said already.)
     others = [os.path.relpath(each, os.path.dirname(names[0])) if os.path.isabs(each) else each for each in names[1:]]
     if others:

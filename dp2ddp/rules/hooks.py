@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, Note
 from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.source.nodes import last_name
 from dp2ddp.source.program import FUNCTIONS, FunctionNode
 
 _REGISTERING = frozenset(
@@ -63,10 +64,18 @@ net(torch.randn(8, 4))
                 continue
             hook = _hook(facts, call.args[0])
             is_outside = facts.is_named_as_wrapped(call.func.value)  # the wrapper's own hook sees whole batches
-            if isinstance(hook, (ast.Lambda, *FUNCTIONS)) and not is_outside and _keeps(hook):
+            is_seen = not is_outside and _is_named(facts, call)
+            if isinstance(hook, (ast.Lambda, *FUNCTIONS)) and is_seen and _keeps(hook):
                 what = "this hook keeps what it sees, which in a wrapped model are each rank's own rows"
                 todo = "return it from `forward`, or add it up over the ranks: `sum(ddp.gather(x))`"
                 yield Note(self.id, facts.span(call), what, todo)
+
+
+def _is_named(facts: Facts, call: ast.Call) -> bool:
+    """Whether the function around a call is named anywhere: a count of operations often stays behind unused."""
+    around = [each.name for each in facts.source.ancestors(call) if isinstance(each, FUNCTIONS)][-1:]
+    names = (last_name(n) for n in facts.source.nodes if isinstance(n, (ast.Name, ast.Attribute)))
+    return not around or around[0].startswith("__") or around[0] in names
 
 
 def _hook(facts: Facts, given: ast.expr) -> ast.AST | None:

@@ -165,7 +165,9 @@ def _first_of(node: ast.AST) -> ast.expr | None:
 
 
 def _is_loss(facts: Facts, node: ast.expr) -> bool:
-    """Whether a value is one number: by its name, or as in its function its `backward` is called."""
+    """Whether a value is one number: a mean, by its name, or as in its function its `backward` is called."""
+    if isinstance(node, ast.Call) and last_name(node.func) in ("mean", "sum", "norm") and not given_to(node):
+        return True
     name, inside = ast.unparse(node), list(ast.walk(facts.source.function(node) or facts.source.module(node)))
     assigns = [n for n in inside if isinstance(n, ast.Assign) and any(ast.unparse(each) == name for each in n.targets)]
     if any(ast.unparse(part) == name for each in assigns for part in ast.walk(each.value)):

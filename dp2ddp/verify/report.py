@@ -64,7 +64,8 @@ def _conclusion(verdict: Verdict) -> Iterator[str]:
         worst = f"parameters within {both.worst:.0e}" if both.worst else "same bits"
         steps, losses = counted(len(both.steps), "optimizer step"), counted(len(both.losses), "loss", "es")
         lines = counted(both.original.stdout.count("\n"), "printed line")
-        said = f"They agree: {steps} ({worst}), {losses}, {lines}, {counted(len(both.original.files()), 'file')}."
+        whom = " (with one GPU's training)" * verdict.options.one_gpu
+        said = f"They agree{whom}: {steps} ({worst}), {losses}, {lines}, {counted(len(both.original.files()), 'file')}."
         yield style(said, bold=True, fg="green")
     for finding in verdict.findings:
         at = f" ({finding.at})" if finding.at else ""

@@ -49,7 +49,8 @@ def test_the_summary_names_scripts_and_changed_files(project: Path) -> None:
         "not looked at: 1 ignored by git, 1 version control",
         f"Run them: python out/train.py   # {STARTS}; {TRY}",
         "  and in the same way out/tools/test.py",
-        "  dp2ddp_runtime must be there where they run: convert with --vendor, or pip install ./runtime (of dp2ddp).",
+        "  dp2ddp_runtime must be there where a changed file runs: convert with --vendor, or pip install "
+        "./runtime (of dp2ddp).",
     ]
 
 
@@ -69,6 +70,8 @@ def test_a_script_goes_with_the_package_from_which_it_imports(tmp_path: Path, mo
     write(tmp_path, {"examples/train.py": finds, "nets/nets.py": _NETS, "nets/train.py": train.replace("pkg.", "")})
     for args in (["examples/train.py", "-o", "o/"], ["nets", "-o", "o/nets"]):  # which has `nets.py` in itself
         assert "\nRun it: python o/" in command("convert", *args).stderr
+    write(tmp_path, {"pkg/train/train.py": "import sys\nsys.path.append('../')\nfrom nets import build\nbuild()\n"})
+    assert "\nRun it: cd o3/train && python train.py   # one process" in command("convert", "pkg", "-o", "o3").stderr
 
 
 def test_a_directory_in_place(project: Path) -> None:

@@ -96,6 +96,24 @@ HOOKS = {
 def test_a_hook_that_keeps_is_noted(hook: str) -> None:
     assert noted(hook) == [("DDP025", 1)] * HOOKS[hook]
     assert noted(f"{hook}\n{hook}\n") == [("DDP025", 1)] * HOOKS[hook]
+    assert noted(f"def flops(net):\n    {hook}\n") == []  # which nobody calls
+    assert noted(f"flops(net)\ndef flops(net):\n    def each(net):\n        {hook}\n") == [("DDP025", 4)] * HOOKS[hook]
+
+
+KEPT = {
+    "self.steps += 1": "`self.steps`",
+    "self.steps, x = self.steps, self.update()": "`u.data`",
+    "self.seen += 1": "",
+    "self.steps = 1": "",
+}
+
+
+@pytest.mark.parametrize("line", KEPT)
+def test_what_replicas_lose_is_noted(line: str) -> None:
+    methods = f"    def update(self):\n        u.data = u * 2\n    def forward(self, x):\n        {line}\n"
+    own = f"class Net(nn.Module):\n    def __init__(self):\n        self.steps = 0\n        u.data = u\n{methods}"
+    notes = [note.what for note in convert_source(_HEAD + own, "train.py", Options()).notes]
+    assert [KEPT[line] in what for what in notes] == [True] * bool(KEPT[line]), notes
 
 
 def test_what_may_be_an_iterator_of_python_2_is_noted() -> None:

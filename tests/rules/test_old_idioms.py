@@ -34,6 +34,7 @@ LOSSES = {
     "loss = f(x)\nloss.backward()\nprint(loss.data[0])": ["loss"],
     "x = f(a)\nx.backward()\nprint(x.data[0], images.data[0])": ["x"],
     "def show(loss):\n    print(loss.data[0], prec1.data[0])": ["loss", "prec1"],
+    "print(gamma.mean().data[0], x.max(1).data[0])": ["gamma.mean()"],
     "n = correct[:k].view(-1).sum()\nm = rows[:k].view(2)\nprint(loss.data[0])": ["loss"],
     "loss = net(x)\nprint(loss.data[0])\nloss = loss.mean()\nloss.backward()": [],  # a number for each replica
 }

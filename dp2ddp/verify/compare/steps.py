@@ -23,6 +23,7 @@ class StepDifference:
 
 
 _NEGLIGIBLE = 1e-3  # of the size of most tensors
+_ROUNDING = 1e-5  # of what is negligible
 
 
 def negligible(sizes: Iterable[float]) -> float:
@@ -75,9 +76,11 @@ def _largest(one: Event, other: Event, number: int) -> StepDifference:
         return StepDifference(number, "", 0.0)
     counts = [math.sqrt(math.prod(slot.shape)) for slot in one.slots]
     least = negligible(sketch[1] / (count or 1) for count, sketch in zip(counts, one.sketches))
+    gradients = getattr(one, "gradients", [None] * len(counts))
+    noise = _ROUNDING * negligible(each or 0.0 for each in gradients)  # which Adam makes steps of
     sizes = [
-        _relative(ours, theirs, least * count) if is_same else math.inf
-        for is_same, count, ours, theirs in zip(same, counts, one.sketches, other.sketches)
+        (_relative(ours, theirs, least * count) if is_same else math.inf) if not grad or grad > noise else 0.0
+        for is_same, grad, count, ours, theirs in zip(same, gradients, counts, one.sketches, other.sketches)
     ]
     worst = max(range(len(sizes)), key=sizes.__getitem__)
     return StepDifference(number, one.slots[worst].name if sizes[worst] else "", sizes[worst])

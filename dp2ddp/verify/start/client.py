@@ -88,6 +88,7 @@ def environment(moved: Sequence[tuple[Path, Path]] = ()) -> dict[str, str]:
     """The environment of a run, but for what tells it its place; `moved` as of `python_path`."""
     found = {**os.environ, "PYTHONPATH": python_path(moved), "OMP_NUM_THREADS": "1"}
     found["PYTHONHASHSEED"] = "0"  # so that the order of a set is the same on both sides
+    found.setdefault("SOURCE_DATE_EPOCH", "0")  # so is the date in a PDF
     found.setdefault("DP2DDP_STUCK_AFTER", str(STUCK_AFTER))
     return found
 
