@@ -38,7 +38,7 @@ LIMITS = {
     "tests/rules": 650,
     "tests/runtime": 5_450,
     "tests/source": 75,
-    "tests/verify": 2_300,
+    "tests/verify": 2_325,
 }
 
 

@@ -6,12 +6,13 @@ import os
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tiny
 
-from dp2ddp.verify.compare import printed
-from dp2ddp.verify.run import runs, scratch
+from dp2ddp.verify.compare import printed, steps
+from dp2ddp.verify.run import recording, runs, scratch
 from dp2ddp.verify.run.run_options import Task
 from dp2ddp.verify.start import client
 
@@ -38,6 +39,19 @@ def test_a_script_overwrites_only_its_own_copies(tmp_path: Path) -> None:
     assert {name: (here / name).read_text() for name in files} == files
     assert set(run.files()) == {"log.txt", "folder/plain.txt", "net.pt"}
     assert not (run.work / ".git").exists()
+
+
+@pytest.mark.parametrize(("gradient", "differs"), [(1e-12, False), (1e-4, True), (None, True)])
+def test_a_step_that_an_optimizer_makes_of_rounding_is_no_difference(gradient: float | None, differs: bool) -> None:
+    """Adam divides a gradient by its size: a bias in front of an InstanceNorm goes somewhere, and means nothing."""
+    slots = [recording.Slot(name, "float64", (4,)) for name in ("weight", "scale", "bias")]
+    ours, theirs = (
+        recording.Recording(steps=[SimpleNamespace(slots=slots, sketches=each, gradients=[1.0, 0.5, gradient])])
+        for each in ([(1, 1.0, 1.0), (2, 1.0, 1.0), (3, 0.1, bias)] for bias in (0.1, 0.2))
+    )
+    theirs.steps[0].sketches[2] = (4, 0.2, 0.2)
+    (found,) = steps.differences(ours, theirs)
+    assert (found.parameter, found.relative > 0.5) == (("bias", True) if differs else ("", False))
 
 
 TIMES = [
@@ -158,6 +172,7 @@ def test_a_forked_run_finds_what_a_started_one_finds(tmp_path: Path) -> None:
             while (code := server.poll(process)) is None:
                 time.sleep(0.05)
             assert code == 3
+            assert env["SOURCE_DATE_EPOCH"] == "0"  # of PDFs
             assert (streams / "stderr.txt").read_text() == "to standard error\n"
             outputs.append((streams / "stdout.txt").read_text().replace(name.upper(), "its name"))
     assert "the end" in outputs[0]

@@ -126,7 +126,7 @@ def test_what_one_gpu_returns_can_be_changed_in_place(verify: Callable[..., Resu
     forward = "self.seen += 1; return self.fc(x) * self.seen"
     script = ONE_GPU.replace("FORWARD", forward).replace("LAST", "net.module.seen")
     result = verify(script.replace("    loss = ", "    output *= 2\n    loss = "))
-    assert result.exit_code == 0, result.output
+    assert (result.exit_code, "They agree (with one GPU's training): 3 " in result.output) == (0, True), result.output
 
 
 def test_a_mistake_is_none_of_one_gpu_either(verify: Callable[..., Result]) -> None:
