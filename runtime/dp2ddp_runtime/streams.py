@@ -146,7 +146,9 @@ def adopt(generators: Iterable[Any] = ()) -> None:
         return
     with lock:
         now = Position(list(generators))
-        if len({told.value for told in exchange("random streams", zlib.crc32(now.bytes))}) > 1:
+        if _threads_draw():
+            now.states[0][1:3] = None, None
+        if len({told.value for told in exchange("random streams", zlib.crc32(_bytes(now.states)))}) > 1:
             now.states = exchange("random streams' states", now.states if world.rank == 0 else None)[0].value
             now.go_back()
 
@@ -168,8 +170,6 @@ class Position:
     def __init__(self, others: Sequence[Any] = ()) -> None:
         self._others = others
         self.states: Any = [capture(), [state_of(each) for each in others]]
-        if _threads_draw():
-            self.states[0][1:3] = None, None
         self.bytes = _bytes(self.states)
 
     @property

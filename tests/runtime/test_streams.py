@@ -143,6 +143,9 @@ def test_a_thread_that_draws_while_a_forward_runs_has_its_stream_for_itself() ->
         with streams.forward:
             draw_in_the_thread()
             own.append(torch.rand(1).item())
+    before = streams.Position()
+    random.random()
+    assert before.moved  # whoever it was: samples that draw are loaded whole
     wanted.put(False)
     assert found == expected
     first, second = ddp.gather(own)
