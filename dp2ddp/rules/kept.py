@@ -64,7 +64,7 @@ net = nn.DataParallel(Net())
         for kind in (node for node in facts.source.nodes if isinstance(node, ast.ClassDef)):
             kept = list(_kept(kind))
             if kept:
-                names = ", ".join(f"`{ast.unparse(target)}`" for _, target in kept)
+                names = ", ".join(dict.fromkeys(f"`{ast.unparse(target)}`" for _, target in kept))
                 what = f"replicas lose what a forward changes in {names}; a converted script keeps it, as one GPU does"
                 todo = "expect one GPU's numbers, by which `dp2ddp verify` goes as well"
                 yield Note(self.id, facts.span(kept[0][0]), what, todo)

@@ -101,7 +101,7 @@ def test_a_hook_that_keeps_is_noted(hook: str) -> None:
 
 
 KEPT = {
-    "self.steps += 1": "`self.steps`",
+    "self.steps += 1; self.steps += 1": "in `self.steps`;",
     "self.steps, x = self.steps, self.update()": "`u.data`",
     "self.seen += 1": "",
     "self.steps = 1": "",
