@@ -79,7 +79,7 @@ def _largest(one: Event, other: Event, number: int) -> StepDifference:
     gradients = getattr(one, "gradients", [None] * len(counts))
     noise = _ROUNDING * negligible(each or 0.0 for each in gradients)  # which Adam makes steps of
     sizes = [
-        (_relative(ours, theirs, least * count) if is_same else math.inf) if not grad or grad > noise else 0.0
+        math.inf if not is_same else 0.0 if grad and grad <= noise else _relative(ours, theirs, least * count)
         for is_same, grad, count, ours, theirs in zip(same, gradients, counts, one.sketches, other.sketches)
     ]
     worst = max(range(len(sizes)), key=sizes.__getitem__)
