@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 #: What a function may do.
-DEEDS = frozenset({"writes", "opens", "shows", "reports", "stores", "names", "seeds"})
+DEEDS = frozenset({"writes", "opens", "reads", "shows", "reports", "stores", "names", "seeds"})
 #: What rank 0 does alone.
 MAIN_ONLY = ("writes", "shows", "reports")
 _NAME = re.compile(r"[\w*]+(\.[\w*]+)*")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from dp2ddp.source.names import Names
+from dp2ddp.source.nodes import names_in
 from dp2ddp.source.program import ParsedProgram
 
 
@@ -21,7 +22,7 @@ class WrittenOut:
         call: of `gather`, which gives what a call of the model would.
         module: the model.
         inputs: what is scattered.
-        steps: the statements before, which are for nothing else.
+        steps: the statements around it, which are for nothing else.
     """
 
     call: ast.Call
@@ -55,6 +56,12 @@ def written_out(source: ParsedProgram, names: Names, gather: ast.Call) -> Writte
     apply = value_of(gather.args[0], "parallel_apply")
     replicate, scatter = apply and value_of(apply.args[0], "replicate"), apply and value_of(apply.args[1], "scatter")
     inside = ast.walk(source.function(gather) or source.module(gather))
+    loaded = {n.id for n in ast.walk(source.module(gather)) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    behind = (each for each in block[block.index(statement) + 1 :] if isinstance(each, ast.Assign))
+    # (`_replicas_ref = replicas`, which nobody reads, kept PyTorch 1.0 from freeing them too early.)
+    passed += [
+        each for each in behind if ast.unparse(each.value) in held and loaded.isdisjoint(names_in(each.targets[0]))
+    ]
     taken = {node for each in (gather, *passed) for node in ast.walk(each)}
     others = (node for node in inside if isinstance(node, ast.Name) and node.id in held and node not in taken)
     if replicate is None or scatter is None or any(others):

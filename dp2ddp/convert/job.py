@@ -243,7 +243,8 @@ def _of_directory(request: Request) -> Job:
         chosen = entries.choose(request.entries, sources, layout)
         _convert(job, layout, chosen.entries, lenient=not request.entries)
         outcome = job.outcome
-        if outcome.refused and not outcome.programs:
+        done = outcome.conversions.values()
+        if outcome.refused and not any(each.changed or each.converted_before for each in done):
             raise _all_of(outcome.refused)
         known = {program.entry for program, _ in outcome.refused}
         outcome.refused += [(Program(each.file, {}), each) for each in chosen.unread if each.file not in known]

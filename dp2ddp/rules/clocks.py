@@ -141,7 +141,8 @@ def _is_shown(facts: Facts, value: ast.expr, names: int = 2) -> bool:
     taker = _taker(facts, value)
     if isinstance(taker, ast.Call):
         name = last_name(taker.func)
-        return name in _SHOWS or "print" in name  # `self.print_log(...)`
+        is_raised = isinstance(facts.source.parent(taker), ast.Raise)
+        return name in _SHOWS or "print" in name or is_raised  # `self.print_log(...)`, `raise Unknown(...)`
     if not names or not isinstance(taker, ast.Assign) or not isinstance(taker.targets[-1], ast.Name):
         return False
     name, function = taker.targets[-1].id, facts.source.function(value)

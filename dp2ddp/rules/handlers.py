@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, Note
 from dp2ddp.rules.base import Example, Options, Rule
-from dp2ddp.source.nodes import argument, in_order, keyword, last_name
+from dp2ddp.source.nodes import argument, given_to, in_order, keyword, last_name, names_in
 
 _THREADS = frozenset({"threading.Thread", "threading.Timer", "_thread.start_new_thread"})
 _ALARMS = frozenset({"signal.alarm", "signal.setitimer"})
@@ -117,7 +117,7 @@ def _kind(facts: Facts, node: ast.AST) -> str:
             return ""
         return "memory" if any(map(_MEMORY.search, texts)) else "swallowed" * _goes_on(facts, node)
     if isinstance(node, ast.ClassDef) and facts.classes.derives(node, _THREADS):
-        return "thread" if _calls_wrapped(facts, facts.classes.method(node, "run")) else ""
+        return "thread" if any(_calls_wrapped(facts, each) for each in _methods(facts, node, "run")) else ""
     path = facts.qualified(node.func) if isinstance(node, ast.Call) else None
     if path in _ALARMS:
         return "alarm"
@@ -125,8 +125,24 @@ def _kind(facts: Facts, node: ast.AST) -> str:
         return ""
     given = keyword(node, "target") or argument(node, 1, "function") or argument(node, 0, "function")
     is_model = given is not None and facts.is_named_as_wrapped(given)
-    body = given if given is None or isinstance(given, ast.Lambda) else facts.definition(given)
-    return "thread" if is_model or _calls_wrapped(facts, body) else ""
+    bodies: list[ast.AST | None] = [
+        given if given is None or isinstance(given, ast.Lambda) else facts.definition(given)
+    ]
+    if isinstance(given, ast.Attribute) and bodies == [None]:  # `self.trainer.run`
+        classes = (n for n in facts.source.nodes if isinstance(n, ast.ClassDef))
+        bodies = [each for kind in classes for each in _methods(facts, kind, given.attr)]
+    return "thread" if is_model or any(_calls_wrapped(facts, each) for each in bodies) else ""
+
+
+def _methods(facts: Facts, kind: ast.ClassDef, name: str) -> list[ast.AST | None]:
+    """A class's method, and those of its own that this one calls, and so on."""
+    names, found = [name], dict[str, ast.AST | None]()
+    while names:
+        if (name := names.pop()) not in found:
+            found[name] = facts.classes.method(kind, name)
+            calls = (n.func for n in ast.walk(found[name] or ast.Pass()) if isinstance(n, ast.Call))
+            names += [each.attr for each in calls if isinstance(each, ast.Attribute) and names_in(each) == {"self"}]
+    return [*found.values()]
 
 
 def _goes_on(facts: Facts, handler: ast.ExceptHandler) -> bool:
@@ -141,6 +157,6 @@ def _goes_on(facts: Facts, handler: ast.ExceptHandler) -> bool:
 
 
 def _calls_wrapped(facts: Facts, body: ast.AST | None) -> bool:
-    """Whether what has the name of a wrapped model is called in there."""
+    """Whether what has the name of a wrapped model is called in there, or given to a function."""
     calls = [n for n in ast.walk(body) if isinstance(n, ast.Call)] if body is not None else []
-    return any(facts.is_named_as_wrapped(each.func) for each in calls)
+    return any(facts.is_named_as_wrapped(each) for call in calls for each in (call.func, *given_to(call)))

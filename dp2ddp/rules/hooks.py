@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
@@ -14,6 +15,7 @@ from dp2ddp.source.program import FUNCTIONS, FunctionNode
 _REGISTERING = frozenset(
     "register_forward_hook register_forward_pre_hook register_backward_hook register_full_backward_hook".split()
 )
+_COUNTS = re.compile("summar|flop|macs|complexity")
 _KEEPING = frozenset("append extend update add insert put setdefault __setitem__".split())
 
 
@@ -72,10 +74,11 @@ net(torch.randn(8, 4))
 
 
 def _is_named(facts: Facts, call: ast.Call) -> bool:
-    """Whether the function around a call is named anywhere: a count of operations often stays behind unused."""
+    """Whether the function around a call is named anywhere, and not for counting operations ahead of the training."""
     around = [each.name for each in facts.source.ancestors(call) if isinstance(each, FUNCTIONS)][-1:]
     names = (last_name(n) for n in facts.source.nodes if isinstance(n, (ast.Name, ast.Attribute)))
-    return not around or around[0].startswith("__") or around[0] in names
+    is_count = around and _COUNTS.search(around[0])
+    return not around or around[0].startswith("__") or (not is_count and around[0] in names)
 
 
 def _hook(facts: Facts, given: ast.expr) -> ast.AST | None:

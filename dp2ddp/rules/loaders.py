@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, InsertAfter, Note, ReplaceExpr
 from dp2ddp.rules.base import Example, Options, Rule
-from dp2ddp.source.nodes import last_name
+from dp2ddp.source.nodes import argument, last_name
 
 _REASON = "each rank loads its rows of each batch; the batches themselves don't change"
 _MIXES = "each rank loads whole batches, as a `collate_fn` may mix rows"
@@ -118,7 +118,8 @@ for step in range(10):  # made on every rank, alike: the model takes its rows
             collates = facts.loaders.collates(call)
             reason = _REASON if not collates else _ROWS if options.rows else _WHOLE
             yield self._sharded(facts, call, reason)
-            if reason == _WHOLE:
+            size = getattr(argument(call, 1, "batch_size"), "value", None)
+            if reason == _WHOLE and size != 1:  # of one there is nothing to share
                 yield Note(self.id, facts.span(call), _MIXES, _TODO)
         for statement in facts.loaders.begun:
             yield InsertAfter(self.id, facts.span(statement), _REASON, ["ddp.shard_loader(self)"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from itertools import takewhile
 
@@ -10,12 +11,13 @@ from dp2ddp.analysis.catalogue import MAIN_ONLY
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, InsertAfter, Note, ReplaceExpr
 from dp2ddp.rules.base import Example, Options, Rule
-from dp2ddp.source.nodes import argument, keyword, last_name, names_in
+from dp2ddp.source.nodes import argument, given_to, keyword, last_name, names_in
 from dp2ddp.source.program import FUNCTIONS
 
 _REASON = "rank 0 alone does this"
 #: What is there behind `wandb.init()`.
 _VALUES = ("wandb.config.",)
+_SAVES = re.compile("save|write|dump")
 _WRITES = (".update", ".setdefault")
 
 
@@ -83,6 +85,11 @@ with open("log.json", "w") as log:
                 what = "this store is opened by every rank, and what is written into it is written by each"
                 todo = "write it by `ddp.main_only(...)`, or under `ddp.is_main()`"
                 yield Note(self.id, facts.span(call), what, todo)
+            if facts.catalogue.does(path, "reads") and _was_written(facts, call):
+                what = (
+                    "rank 0 alone writes this file, and a library reads it past Python: other ranks may come too early"
+                )
+                yield Note(self.id, facts.span(call), what, "put `ddp.barrier()` above this line")
             is_method = isinstance(call.func, ast.Attribute) and call.func.attr in facts.catalogue.methods
             is_own = is_method and _may_be_own(facts, call)
             if is_own:
@@ -101,6 +108,15 @@ with open("log.json", "w") as log:
             if path.startswith(_VALUES) and not path.endswith(_WRITES):
                 what = "`wandb.config` is read, and only rank 0 has started wandb"
                 yield Note(self.id, facts.span(node), what, "take such values from the script's own arguments")
+
+
+def _was_written(facts: Facts, call: ast.Call) -> bool:
+    """Whether the function around a call gives what it is given to something that saves or writes, above it."""
+    given, inside = {*map(ast.unparse, call.args[:1])}, ast.walk(facts.source.function(call) or call)
+    above = (
+        n for n in inside if isinstance(n, ast.Call) and n.lineno < call.lineno and _SAVES.search(last_name(n.func))
+    )
+    return any(not given.isdisjoint(map(ast.unparse, given_to(each))) for each in above)
 
 
 def _may_be_own(facts: Facts, call: ast.Call) -> bool:

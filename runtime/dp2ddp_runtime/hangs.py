@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 from . import codec, place
 from .signals import signals
 from .store import count, has, put, wait_until
-from .world import ADVICE, PeerError, world
+from .world import ADVICE, PeerError, ThreadError, world
 
 #: The seconds after which a rank that waits for another one makes rank 0 tell where all of them are.
 STUCK_AFTER = "DP2DDP_STUCK_AFTER"
@@ -73,7 +73,8 @@ def install() -> None:
     show, pid = sys.excepthook, os.getpid()
 
     def hook(kind: Any, error: Any, trace: Any) -> None:
-        if os.getpid() != pid or threading.current_thread() is not threading.main_thread():
+        is_main = threading.current_thread() is threading.main_thread()
+        if os.getpid() != pid or not (is_main or isinstance(error, ThreadError)):
             show(kind, error, trace)  # of a child, such as a loader's worker
             return
         state.failed = True
@@ -92,6 +93,9 @@ def install() -> None:
     show_of_thread = threading.excepthook
 
     def thread_hook(told: Any) -> None:
+        if isinstance(told.exc_value, ThreadError):  # the main thread may wait for this one for ever
+            hook(told.exc_type, told.exc_value, told.exc_traceback)
+            return
         if world.rank == 0 or os.getpid() != pid:
             show_of_thread(told)
             return

@@ -309,7 +309,7 @@ def generators_in(*roots: Any) -> list[Any]:
         seen[id(value)] = value  # kept, so that no other object gets its id
         if not isinstance(value, GENERATORS):
             todo.extend(_parts(value))
-        elif not isinstance(value, random.SystemRandom) and getattr(value, "device", _CPU) == _CPU:
+        elif _is_plain(value):
             found.append(value)
     return found
 
@@ -326,6 +326,17 @@ def _parts(value: Any) -> Iterator[Any]:
     else:
         yield from (getattr(value, name, None) for name in _LEADING)
         yield from (_scripts_module(kind.__module__) for kind in type(value).__mro__)
+
+
+def of_modules() -> dict[str, Any]:
+    """The generators that are globals of the script's modules by now, by these' names and theirs."""
+    modules = [(name, _scripts_module(name)) for name in list(sys.modules)]
+    named = ((f"{name}.{key}", each) for name, it in modules if it for key, each in vars(it).items())
+    return {name: each for name, each in named if isinstance(each, GENERATORS) and _is_plain(each)}
+
+
+def _is_plain(generator: Any) -> bool:
+    return not isinstance(generator, random.SystemRandom) and getattr(generator, "device", _CPU) == _CPU
 
 
 def _scripts_module(name: Any) -> Any:

@@ -31,6 +31,10 @@ class Divergence(RuntimeError):  # noqa: N818 - users know it by this name
     """The ranks stand at different lines of the script, or hold different values there."""
 
 
+class ThreadError(RuntimeError):
+    """What takes all ranks is done in a thread: the program ends, unless it is caught."""
+
+
 class PeerError(RuntimeError):
     """Another rank has ended, or failed; this one is not to blame."""
 
@@ -149,12 +153,12 @@ def exchange(kind: str, value: Any = None, tensors: Sequence[torch.Tensor] = ())
     Raises:
         Divergence: the ranks have come apart.
         PeerError: another rank has.
-        RuntimeError: this thread isn't the main one (autograd's may be: the main one waits for them).
+        ThreadError: this thread isn't the main one (autograd's may be: the main one waits for them).
     """
     if world.alone:
         return [Told(value, list(tensors))]
     if type(threading.current_thread()) not in _MAIN:
-        raise RuntimeError(
+        raise ThreadError(
             f"{kind} at {place.line()} is in a thread of its own, where the ranks can't meet: do it in the main thread "
             "and hand over what comes of it (`x = x.clone()` makes a batch from a loader an ordinary tensor)"
         )

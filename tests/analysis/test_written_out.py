@@ -27,6 +27,11 @@ SHAPES = {
         "    outputs = nn.parallel.parallel_apply(replicas, inputs)\n    return nn.parallel.gather(outputs, out)\n"
         "run(nn.Linear(4, 2), torch.ones(8, 4), [0, 1], 0)\n"
     ),
+    "of which something is kept that nobody reads": (
+        "def run(net, x, ids):\n    replicas = replicate(net, ids)\n    outputs = "
+        "parallel_apply(replicas, scatter(x, ids))\n    y = gather(outputs, 0)\n    kept = replicas\n    return y\n"
+        "run(nn.Linear(4, 2), torch.ones(8, 4), [0, 1])\n"
+    ),
     "in one expression": (
         "def run(net, x, ids):\n    return gather(parallel_apply(replicate(net, ids), scatter(x, ids)), ids[0])\n"
         "run(nn.Linear(4, 2), torch.ones(8, 4), [0, 1])\n"

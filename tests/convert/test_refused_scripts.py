@@ -24,6 +24,9 @@ net = Own(nn.Linear(4, 2))
 """
 
 
+COPIES = "def run(net, x):\n    return torch.cat(parallel_apply(replicate(net, [0, 1]), x.chunk(2)))\n"
+
+
 WHY = "bad.py:3  DDP016  `Own` changes how `DataParallel` works (`scatter`); nothing was converted; wrap the model in"
 
 
@@ -67,6 +70,14 @@ def test_scripts_found_in_a_directory_are_left_as_they_are_beside_the_others() -
     assert Path("../refused-out/bad.py").read_text() == BAD
     assert "ddp.wrap_model" in Path("../refused-out/good.py").read_text()
     assert run(".", "--strict").exit_code == 1
+
+
+def test_scripts_that_need_nothing_don_t_hide_those_that_are_refused() -> None:
+    Path("bad.py").write_text(f"import torch\nfrom torch.nn.parallel import parallel_apply, replicate\n\n{COPIES}")
+    Path("good.py").write_text("from bad import run\nif __name__ == '__main__':\n    run(1, 2)\n")
+    Path("other.py").write_text("import bad\nif __name__ == '__main__':\n    print(bad)\n")
+    done = run(".", "-o", "../left")
+    assert (done.exit_code, Path("../left").exists()) == (2, False), done.stderr
 
 
 def test_a_module_that_has_a_note_alone_is_not_said_to_be_refused() -> None:

@@ -50,6 +50,7 @@ LEFT = [
     "random.seed(3)\ntorch.manual_seed(args.seed)",
     "print('at', str(DateTime.now().strftime('%H')))\nlogger.info('{}'.format(time.ctime()))",
     "self.print_log('at ' + time.ctime())",
+    "raise Exception('[%s] unknown %s' % (DateTime.now(), name))",
     "now = time.ctime()\nrow = [now, 3]\nprint('%s %d' % tuple(row))",
     "def log():\n    now = time.ctime()\n    start = 'at ' + now\n    end = 'to ' + now\n    print(end)",
     "def log(text):\n    text = time.strftime('[%X] ', time.gmtime()) + text\n    print(text)\n    file.write(text)",

@@ -42,6 +42,12 @@ def test_a_loader_is_sharded_wherever_it_is_made(place: str, made: str) -> None:
     assert converted(script.replace("LOADER", made)).endswith(script.replace("LOADER", f"ddp.shard_loader({made})"))
 
 
+def test_of_one_sample_there_is_nothing_to_share() -> None:
+    for size, notes in (("1", 0), ("batch_size=1", 0), ("size", 1)):
+        script = f"from torch import nn, utils\nnn.DataParallel(x)\nutils.data.DataLoader(x, {size}, collate_fn=pad)\n"
+        assert len(convert_source(script, "train.py", Options()).notes) == notes, size
+
+
 @pytest.mark.parametrize("given", ["collate_fn=pad", "collate_fn=None", "**{'collate_fn': pad}"])
 def test_rows_are_said_where_a_collate_fn_may_mix_them(given: str) -> None:
     script = f"loader = DataLoader(data, 4, {given})\n"

@@ -35,6 +35,9 @@ class Held:
 """
 
 
+_BOUND = "threading.Thread(target=own.it.go).start()\nclass Own:\n    def go(self):\n        "
+
+
 def noted(text: str, head: str = _HEAD) -> list[tuple[str, int]]:
     """The notes on what stands behind `_HEAD`: rules, and lines from 1 there."""
     notes = convert_source(head + text, "train.py", Options()).notes
@@ -67,6 +70,8 @@ def test_a_handler_that_goes_on_without_memory_is_noted(handler: str) -> None:
         ("threading.Thread(target=lambda: net(x)).start()", True),
         ("class Own(threading.Thread):\n    def run(self):\n        self.model = net(x)", True),
         ("class Own(threading.Thread):\n    def run(self):\n        print(1)", False),
+        (f"{_BOUND}self.fit()\n    def fit(self):\n        loss(x, self.net)", True),
+        (f"{_BOUND}self.save()\n    def save(self):\n        self.net.state_dict()", False),
         ("threading.Thread(target=lambda: print(1)).start()", False),
         ("threading.Thread(target=show).start()", False),
         ("threading.Thread(target=elsewhere).start()", False),
@@ -97,7 +102,8 @@ def test_a_hook_that_keeps_is_noted(hook: str) -> None:
     assert noted(hook) == [("DDP025", 1)] * HOOKS[hook]
     assert noted(f"{hook}\n{hook}\n") == [("DDP025", 1)] * HOOKS[hook]
     assert noted(f"def flops(net):\n    {hook}\n") == []  # which nobody calls
-    assert noted(f"flops(net)\ndef flops(net):\n    def each(net):\n        {hook}\n") == [("DDP025", 4)] * HOOKS[hook]
+    assert noted(f"def summary():\n    {hook}\nsummary()\n") == []  # of one made-up row, as a rule
+    assert noted(f"sees(net)\ndef sees(net):\n    def each(net):\n        {hook}\n") == [("DDP025", 4)] * HOOKS[hook]
 
 
 KEPT = {

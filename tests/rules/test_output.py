@@ -61,6 +61,13 @@ def test_written_by_rank_0(text: str) -> None:
     assert converted(text).endswith("\n" + text.replace(f"{written}(", f"ddp.main_only({written})("))
 
 
+@pytest.mark.parametrize("path", ["p", "q"])
+def test_what_is_written_and_read_past_python_is_noted(path: str) -> None:
+    text = f"def show(p, q):\n    plt.savefig(p)\n    return cv2.imread({path})\n"
+    conversion = convert_source(_HEAD + text, "train.py", _ONLY)
+    assert ["may come too early" in note.what for note in conversion.notes] == [True] * (path == "p")
+
+
 def test_what_another_file_writes_is_read_as_it_was() -> None:
     files = {"train.py": f"import made\n{_HEAD}f = h5py.File(p)\n", "made.py": "import h5py\nh5py.File(p, 'w')\n"}
     assert [each.changed for each in convert_files(files, ["train.py"], _ONLY).values()] == [False, True]

@@ -105,6 +105,20 @@ def test_others_have_rank_0s_states_answers_clock_and_folder(warm: Warm, tmp_pat
     assert (done.returncode, done.stdout) == (0, "name? ['Ada', 'nothing'] 2\n"), done.stderr
 
 
+def test_generators_of_modules_that_were_imported_above_setup_are_rank_0s(warm: Warm, tmp_path: Path) -> None:
+    made = "import random\nimport numpy\nown, of_system = random.Random(), random.SystemRandom()\n"
+    (tmp_path / "made.py").write_text(f"{made}bits = numpy.random.default_rng()\n")
+    body = """
+    import made
+    ddp.setup()
+    ddp.wrap_model(torch.nn.Linear(3, 2))
+    print(len(set(ddp.gather((made.own.random(), made.bits.random())))))
+    """
+    path = write(tmp_path, textwrap.dedent(body))
+    assert lines(warm.start(path, forked=True, cwd=tmp_path)) == ["1"]
+    assert warm.start(*TORCHRUN, path, nproc=None, forked=True, cwd=tmp_path).stdout == "1\n"
+
+
 def test_sets_have_one_order_and_the_command_line_is_kept(tmp_path: Path) -> None:
     """A plain start by nobody's harness: this process begins anew with a hash seed, once.
 

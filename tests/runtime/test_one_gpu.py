@@ -362,6 +362,25 @@ class Meeting(nn.BatchNorm1d):
         return nn.functional.batch_norm(x, *means, self.weight, self.bias, self.training, self.momentum, self.eps)
 
 
+class Floored(Meeting):
+    """As most copies of it have it."""
+
+    def _compute_mean_std(self, sums: Any, squares: Any, size: Any) -> Any:
+        mean = sums / size
+        self.running_mean = 0.5 * self.running_mean + 0.5 * mean.detach()
+        return mean, (squares / size - mean.square()).clamp(min=0.9).rsqrt()
+
+
+@on_ranks(2)
+def test_a_package_s_own_formula_is_taken() -> None:
+    net = ddp.wrap_model(nn.Sequential(Floored(4).double()))
+    net.replicate = lambda module, device_ids, old=net.replicate: old(module, device_ids)
+    x = batch(9)
+    mean, variance = x.mean(0), x.var(0, unbiased=False)
+    torch.testing.assert_close(net(x), (x - mean) * variance.clamp(min=0.9).rsqrt())
+    torch.testing.assert_close(net.module[0].running_mean, mean / 2)
+
+
 @on_ranks(2)
 def test_a_package_that_synchronises_by_exchanging_replicate_does_so() -> None:
     layers = nn.Sequential(nn.Linear(4, 3), Meeting(3), nn.Linear(3, 3), nn.BatchNorm1d(3))

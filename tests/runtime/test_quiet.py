@@ -86,6 +86,18 @@ def test_an_error_in_a_thread_of_another_rank_is_heard(warm: Warm, tmp_path: Pat
     assert done.stderr.count("an error in a thread of rank 1:") == 1
 
 
+def test_a_model_in_a_thread_ends_the_program_that_waits_for_it(warm: Warm, tmp_path: Path) -> None:
+    body = """
+        import threading
+        ddp.setup()
+        net = ddp.wrap_model(torch.nn.Linear(2, 1))
+        threading.Thread(target=lambda: net(torch.ones(4, 2)), daemon=True).start()
+        threading.Event().wait()
+        """
+    done = warm.start(write(tmp_path, body), forked=True)
+    assert (done.returncode, done.stderr.count("is in a thread of its own")) == (1, 1), done.stderr
+
+
 TERMINAL = """
 import os, shutil, subprocess, sys
 import dp2ddp_runtime as ddp
