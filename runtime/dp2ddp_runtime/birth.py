@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import codec, gpus, hangs, place, quiet
+from . import codec, gpus, hangs, place, quiet, streams
 from .disk import disk
 from .signals import signals
 from .store import count, publish, put, receive, unpublished, wait_until
@@ -93,6 +93,9 @@ def form(device_ids: Any = None) -> int:
         if world.rank == 0:
             start_others(ids)
         _meet(ids)
+        for name, each in streams.of_modules().items() if world.rank else ():
+            if name in birth.born["made"]:  # nobody may have seeded it
+                streams.set_state(each, birth.born["made"][name])
     return size
 
 
@@ -126,6 +129,7 @@ def start_others(ids: Sequence[int]) -> None:
     if birth.born.get("size") is not None:
         return
     birth.born.update(size=_size(ids), ids=[*ids], visible=gpus.visible(), machine=socket.gethostname())
+    birth.born["made"] = {name: streams.state_of(each) for name, each in streams.of_modules().items()}
     if world.store is None:
         _start_children(birth.born["size"])
     unpublished.hand_over()

@@ -107,8 +107,7 @@ def _begin(init_method: str | None) -> None:
         _fix_hashes({})
     streams.own_start()
     if world.rank == 0:
-        made = {name: streams.state_of(each) for name, each in streams.of_modules().items()}
-        birth.born = {"states": streams.capture(), "made": made}
+        birth.born = {"states": streams.capture()}
     files.install()
     quiet.share_answers(ask)
     gpus.show_asked()
@@ -154,8 +153,6 @@ def _join(own: Any, init_method: str | None) -> None:
         raise SystemExit(1) from None
     hangs.start(born["size"])
     streams.restore(born["states"])
-    for name, each in streams.of_modules().items():
-        streams.set_state(each, born["made"].get(name, streams.state_of(each)))
 
 
 def hear_born() -> Any:

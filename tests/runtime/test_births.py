@@ -105,14 +105,16 @@ def test_others_have_rank_0s_states_answers_clock_and_folder(warm: Warm, tmp_pat
     assert (done.returncode, done.stdout) == (0, "name? ['Ada', 'nothing'] 2\n"), done.stderr
 
 
-def test_generators_of_modules_that_were_imported_above_setup_are_rank_0s(warm: Warm, tmp_path: Path) -> None:
-    made = "import random\nimport numpy\nown, of_system = random.Random(), random.SystemRandom()\n"
-    (tmp_path / "made.py").write_text(f"{made}bits = numpy.random.default_rng()\n")
+def test_generators_of_modules_are_rank_0s_from_the_wrap_on(warm: Warm, tmp_path: Path) -> None:
+    made = "import random\nown, of_system = random.Random(), random.SystemRandom()\n"
+    (tmp_path / "made.py").write_text(made)
+    (tmp_path / "below.py").write_text("import numpy\nbits = numpy.random.default_rng()\n")
     body = """
     import made
     ddp.setup()
+    import below
     ddp.wrap_model(torch.nn.Linear(3, 2))
-    print(len(set(ddp.gather((made.own.random(), made.bits.random())))))
+    print(len(set(ddp.gather((made.own.random(), below.bits.random())))))
     """
     path = write(tmp_path, textwrap.dedent(body))
     assert lines(warm.start(path, forked=True, cwd=tmp_path)) == ["1"]
