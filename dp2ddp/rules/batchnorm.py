@@ -20,8 +20,7 @@ class BatchNormRule(Rule):
         "DataParallel normalises each replica's chunk on its own and keeps the first replica's running statistics. "
         "The wrapped model does just that. `--sync-bn` takes the whole batch's statistics: often better for small "
         "batches, but not what the original trained. Packages that synchronise BatchNorm by patching DataParallel's "
-        "replicas are replaced with `--sync-bn`, and refused without it; a copy of one in the project does what it "
-        "did, but adds `eps` to variances."
+        "replicas are replaced with `--sync-bn`, and refused without it; a copy of one in the project does what it did."
     )
     examples = (
         Example(
