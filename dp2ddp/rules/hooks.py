@@ -15,7 +15,7 @@ from dp2ddp.source.program import FUNCTIONS, FunctionNode
 _REGISTERING = frozenset(
     "register_forward_hook register_forward_pre_hook register_backward_hook register_full_backward_hook".split()
 )
-_COUNTS = re.compile("summar|flop|macs|complexity")
+_COUNTS = re.compile("(^|model_)summary$|flop|macs|complexity")
 _KEEPING = frozenset("append extend update add insert put setdefault __setitem__".split())
 
 
