@@ -34,7 +34,7 @@ class Step(NamedTuple):
 STARTS = "one process on each GPU that it wraps a model for"
 TRY = "to try it without GPUs, if it can run so, put DP2DDP_NPROC=2 in front"
 #: What is added to `sys.path` is meant from the current folder: `sys.path.append("../..")`.
-_FROM_HERE = re.compile(r"sys\.path\.(append|insert)\((0, *)?[\"']\.\.")
+_FROM_HERE = re.compile(r"sys\.path\.(append|insert)\((0, *)?[\"'](\.\.?)[\"'/]")
 _DEVICES = re.compile(r"wrap_model\(.*\bdevice_ids=[\[(]([\d, ]+)[\])]")
 
 
@@ -128,7 +128,7 @@ def _of_scripts(scripts: Sequence[File], names: Sequence[str], converted: Sequen
     above = folders_above(first, text, converted)
     above = above if above < len(PurePath(names[0]).parents) else 0
     starts = _starts([each.conversion.new_text for each in scripts])
-    inside = _FROM_HERE.search(text) is not None
+    inside = {each[3] for each in _FROM_HERE.finditer(text)} == {".."}  # with "." as well it is the folder above
     packages = packages_above(first, text)
     yield Step(command(names[0], packages=packages, above=above, inside=inside), f"{starts}; {TRY}")
     # (From a folder that was said already.)

@@ -18,7 +18,7 @@ _TIMERS = frozenset({"time.time", "time.monotonic", "time.perf_counter"})
 #: Where functions are given the time that they write out.
 _GIVEN = {"strftime": 1, "ctime": 0, "asctime": 0, "gmtime": 0, "localtime": 0, "fromtimestamp": 0}
 _TEXTS = {"str", "format", "tuple", *_GIVEN}  # which make another value of one
-_SHOWS = frozenset("print write debug info warning error critical".split())
+_SHOWS = frozenset("print write log log_string debug info warning error critical".split())
 _REASON = "each rank would get a different one, and then look elsewhere or draw other numbers"
 
 

@@ -21,6 +21,7 @@ _RIGHT = re.compile(r"correct\[:\w+\]")  # in what all have copied from PyTorch'
 _VOLATILE = ("`volatile` has no effect since PyTorch 0.4", "`with torch.no_grad():` where it isn't yet")
 _FIRST = ("`.data[0]` of a loss raises since PyTorch 0.4", "`.item()`")
 _NEXT = ("iterators have no `.next()` since Python 3", "if this is one, write `next(...)`, here and below")
+_SIX = ("`torch._six` is gone since PyTorch 2.0", "Python's own: `str`, `int`, `collections.abc`, `math.inf`")
 _ITERATOR = ("`_DataLoaderIter` is gone since PyTorch 1.2", "torch's own `DataLoader`, or one from today's parts of it")
 
 
@@ -141,8 +142,10 @@ def _outdated(facts: Facts, node: ast.AST) -> tuple[str, str] | None:
         first = _first_of(node)
         return _FIRST if first is not None and _NAMES.search(ast.unparse(first).lower()) else None
     names = [each.name for each in node.names] if isinstance(node, ast.ImportFrom) else []
-    is_chosen = isinstance(facts.source.parent(node), (ast.Try, ast.If))
-    return _ITERATOR if "_DataLoaderIter" in names and not is_chosen else None
+    if isinstance(facts.source.parent(node), (ast.Try, ast.If)):  # it is chosen where it is there
+        return None
+    is_six = isinstance(node, ast.ImportFrom) and node.module == "torch._six"
+    return _SIX if is_six else _ITERATOR if "_DataLoaderIter" in names else None
 
 
 def _is_iterator(facts: Facts, node: ast.expr) -> bool:

@@ -71,6 +71,11 @@ def test_a_script_goes_with_the_package_from_which_it_imports(tmp_path: Path, mo
     for args in (["examples/train.py", "-o", "o/"], ["nets", "-o", "o/nets"]):  # which has `nets.py` in itself
         assert "\nRun it: python o/" in command("convert", *args).stderr
     write(tmp_path, {"pkg/train/train.py": "import sys\nsys.path.append('../')\nfrom nets import build\nbuild()\n"})
+    write(
+        tmp_path, {"up/t/t.py": "import sys\nsys.path.append('.')\nsys.path.append('..')\nfrom n import *\nbuild()\n"}
+    )
+    write(tmp_path, {"up/n.py": _NETS})
+    assert "\nRun it: python o4/t/t.py   # one process" in command("convert", "up", "-o", "o4").stderr
     assert "\nRun it: cd o3/train && python train.py   # one process" in command("convert", "pkg", "-o", "o3").stderr
 
 

@@ -49,7 +49,7 @@ LEFT = [
     "folder = tempfile.mkdtemp()\nhost = f'{socket.gethostname()}_{os.getpid()}_{id(net)}'",
     "random.seed(3)\ntorch.manual_seed(args.seed)",
     "print('at', str(DateTime.now().strftime('%H')))\nlogger.info('{}'.format(time.ctime()))",
-    "self.print_log('at ' + time.ctime())",
+    "self.print_log('at ' + time.ctime())\nlog_string(str(DateTime.now()))",
     "raise Exception('[%s] unknown %s' % (DateTime.now(), name))",
     "now = time.ctime()\nrow = [now, 3]\nprint('%s %d' % tuple(row))",
     "def log():\n    now = time.ctime()\n    start = 'at ' + now\n    end = 'to ' + now\n    print(end)",

@@ -27,6 +27,7 @@ def test_what_has_no_other_name_is_told_once_in_a_file() -> None:
     assert _notes_of(volatile) == ["`volatile` has no effect since PyTorch 0.4"]
     iterator = "from torch.utils.data.dataloader import _DataLoaderIter"
     assert _notes_of(f"try: {iterator}\nexcept ImportError: pass") == []
+    assert _notes_of("from torch._six import inf") == ["`torch._six` is gone since PyTorch 2.0"]
     assert _notes_of(iterator) == ["`_DataLoaderIter` is gone since PyTorch 1.2"]
 
 
