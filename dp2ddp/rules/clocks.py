@@ -140,9 +140,9 @@ def _is_shown(facts: Facts, value: ast.expr, names: int = 2) -> bool:
     """Whether a value is only printed or logged, here or by the names that it gets, one after the other."""
     taker = _taker(facts, value)
     if isinstance(taker, ast.Call):
-        name = last_name(taker.func)
-        is_raised = isinstance(facts.source.parent(taker), ast.Raise)
-        return name in _SHOWS or "print" in name or is_raised  # `self.print_log(...)`, `raise Unknown(...)`
+        name, above = last_name(taker.func), facts.source.parent(taker)
+        is_shown = isinstance(above, ast.Expr) and (name in _SHOWS or "print" in name)  # `self.print_log(...)`
+        return is_shown or isinstance(above, ast.Raise)
     if not names or not isinstance(taker, ast.Assign) or not isinstance(taker.targets[-1], ast.Name):
         return False
     name, function = taker.targets[-1].id, facts.source.function(value)

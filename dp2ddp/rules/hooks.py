@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
@@ -15,7 +14,6 @@ from dp2ddp.source.program import FUNCTIONS, FunctionNode
 _REGISTERING = frozenset(
     "register_forward_hook register_forward_pre_hook register_backward_hook register_full_backward_hook".split()
 )
-_COUNTS = re.compile("(^|model_)summary$|flop|macs|complexity")
 _KEEPING = frozenset("append extend update add insert put setdefault __setitem__".split())
 
 
@@ -74,11 +72,10 @@ net(torch.randn(8, 4))
 
 
 def _is_named(facts: Facts, call: ast.Call) -> bool:
-    """Whether the function around a call is named anywhere, and not for counting operations ahead of the training."""
-    around = [each.name for each in facts.source.ancestors(call) if isinstance(each, FUNCTIONS)][-1:]
+    """Whether the function around a call is named anywhere: a count of operations often stays behind unused."""
+    around = [each.name for each in [*facts.source.ancestors(call)][-2:-1] if isinstance(each, FUNCTIONS)]
     names = (last_name(n) for n in facts.source.nodes if isinstance(n, (ast.Name, ast.Attribute)))
-    is_count = around and _COUNTS.search(around[0])
-    return not around or around[0].startswith("__") or (not is_count and around[0] in names)
+    return not around or around[0] in names
 
 
 def _hook(facts: Facts, given: ast.expr) -> ast.AST | None:

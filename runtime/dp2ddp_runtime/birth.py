@@ -93,9 +93,7 @@ def form(device_ids: Any = None) -> int:
         if world.rank == 0:
             start_others(ids)
         _meet(ids)
-        for name, each in streams.of_modules().items() if world.rank else ():
-            if name in birth.born["made"]:  # nobody may have seeded it
-                streams.set_state(each, birth.born["made"][name])
+        streams.adopt_modules()
     return size
 
 
@@ -129,7 +127,6 @@ def start_others(ids: Sequence[int]) -> None:
     if birth.born.get("size") is not None:
         return
     birth.born.update(size=_size(ids), ids=[*ids], visible=gpus.visible(), machine=socket.gethostname())
-    birth.born["made"] = {name: streams.state_of(each) for name, each in streams.of_modules().items()}
     if world.store is None:
         _start_children(birth.born["size"])
     unpublished.hand_over()

@@ -170,12 +170,11 @@ class Position:
     def __init__(self, others: Sequence[Any] = ()) -> None:
         self._others = others
         self.states: Any = [capture(), [state_of(each) for each in others]]
-        self.bytes = _bytes(self.states)
 
     @property
     def moved(self) -> bool:
         """Whether any of them has been drawn from."""
-        return Position(self._others).bytes != self.bytes
+        return _bytes(Position(self._others).states) != _bytes(self.states)
 
     def go_back(self) -> None:
         """To where they were."""
@@ -328,11 +327,17 @@ def _parts(value: Any) -> Iterator[Any]:
         yield from (_scripts_module(kind.__module__) for kind in type(value).__mro__)
 
 
-def of_modules() -> dict[str, Any]:
-    """The generators that are globals of the script's modules by now, by these' names and theirs."""
+def adopt_modules() -> None:
+    """Rank 0's states of the generators that are globals of the script's modules by now, on all ranks: nobody may have
+    seeded them. A collective.
+    """
     modules = [(name, _scripts_module(name)) for name in list(sys.modules)]
     named = ((f"{name}.{key}", each) for name, it in modules if it for key, each in vars(it).items())
-    return {name: each for name, each in named if isinstance(each, GENERATORS) and _is_plain(each)}
+    found = {name: each for name, each in named if isinstance(each, GENERATORS) and _is_plain(each)}
+    states = {name: state_of(each) for name, each in found.items()}
+    first = exchange("modules' random streams", None if world.rank else states)[0].value
+    for name in found.keys() & first.keys():
+        set_state(found[name], first[name])
 
 
 def _is_plain(generator: Any) -> bool:

@@ -25,6 +25,7 @@ SHARED = {
     "class Run:\n    name = uuid.uuid4().hex": "uuid.uuid4()",
     "now = time.gmtime()": "time.gmtime()",
     "print(open(time.ctime()))": "time.ctime()",
+    "folder = fingerprint(time.ctime())": "time.ctime()",
     "file = open(time.ctime())\nprint(file)": "time.ctime()",
     "def log():\n    now = time.ctime()\n    print(now)\n    return now": "time.ctime()",
     "def log():\n    self.now = now = time.ctime()\n    print(now)": "time.ctime()",

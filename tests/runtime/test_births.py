@@ -106,18 +106,20 @@ def test_others_have_rank_0s_states_answers_clock_and_folder(warm: Warm, tmp_pat
 
 
 def test_generators_of_modules_are_rank_0s_from_the_wrap_on(warm: Warm, tmp_path: Path) -> None:
-    made = "import random\nown, of_system = random.Random(), random.SystemRandom()\n"
+    made = "import random\nown, of_system, seeded = random.Random(), random.SystemRandom(), random.Random(3)\n"
     (tmp_path / "made.py").write_text(made)
     (tmp_path / "below.py").write_text("import numpy\nbits = numpy.random.default_rng()\n")
     body = """
     import made
-    ddp.setup()
+    ddp.setup(START)
     import below
+    drawn = made.seeded.random()
     ddp.wrap_model(torch.nn.Linear(3, 2))
-    print(len(set(ddp.gather((made.own.random(), below.bits.random())))))
+    print(len(set(ddp.gather((made.own.random(), below.bits.random(), made.seeded.random())))))
     """
-    path = write(tmp_path, textwrap.dedent(body))
-    assert lines(warm.start(path, forked=True, cwd=tmp_path)) == ["1"]
+    for start in ("start='now'", ""):
+        path = write(tmp_path, textwrap.dedent(body).replace("START", start))
+        assert lines(warm.start(path, forked=True, cwd=tmp_path)) == ["1"], start
     assert warm.start(*TORCHRUN, path, nproc=None, forked=True, cwd=tmp_path).stdout == "1\n"
 
 
