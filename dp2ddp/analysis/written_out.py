@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from dp2ddp.source.names import Names
-from dp2ddp.source.nodes import names_in
+from dp2ddp.source.nodes import last_name, names_in
 from dp2ddp.source.program import ParsedProgram
 
 
@@ -56,7 +56,8 @@ def written_out(source: ParsedProgram, names: Names, gather: ast.Call) -> Writte
     apply = value_of(gather.args[0], "parallel_apply")
     replicate, scatter = apply and value_of(apply.args[0], "replicate"), apply and value_of(apply.args[1], "scatter")
     inside = ast.walk(source.function(gather) or source.module(gather))
-    loaded = {n.id for n in ast.walk(source.module(gather)) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    read = (n for n in source.nodes if isinstance(getattr(n, "ctx", None), ast.Load) or isinstance(n, ast.alias))
+    loaded = {n.name if isinstance(n, ast.alias) else last_name(n) for n in read}
     behind = (each for each in block[block.index(statement) + 1 :] if isinstance(each, ast.Assign))
     # (`_replicas_ref = replicas`, which nobody reads, kept PyTorch 1.0 from freeing them too early.)
     passed += [

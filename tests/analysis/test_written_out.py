@@ -28,9 +28,8 @@ SHAPES = {
         "run(nn.Linear(4, 2), torch.ones(8, 4), [0, 1], 0)\n"
     ),
     "of which something is kept that nobody reads": (
-        "def run(net, x, ids):\n    replicas = replicate(net, ids)\n    outputs = "
-        "parallel_apply(replicas, scatter(x, ids))\n    y = gather(outputs, 0)\n    kept = replicas\n    return y\n"
-        "run(nn.Linear(4, 2), torch.ones(8, 4), [0, 1])\n"
+        "def run(net, x, ids):\n    r = replicate(net, ids)\n    y = gather(parallel_apply(r, scatter(x, ids)), 0)\n"
+        "    kept = r\n    return y\nrun(nn.Linear(4, 2), torch.ones(8, 4), [0, 1])\n"
     ),
     "in one expression": (
         "def run(net, x, ids):\n    return gather(parallel_apply(replicate(net, ids), scatter(x, ids)), ids[0])\n"
@@ -59,6 +58,7 @@ OTHERS = {
         "outputs = parallel_apply(replicas, inputs)\nprint(len(outputs))\nreturn gather(outputs, 0)\n"
     ),
     "with keyword arguments": "outputs = parallel_apply(replicas, inputs, kwargs)\nreturn gather(outputs, 0)\n",
+    "it is read": "o = parallel_apply(replicas, inputs)\ny = gather(o, 0)\nkept = o\nprint(it.kept)\nreturn y\n",
     "the replicas are kept": (
         "outputs = parallel_apply(replicas, inputs)\nnet.replicas = replicas\nreturn gather(outputs, 0)\n"
     ),
