@@ -20,7 +20,7 @@ LIMITS = {
     "dp2ddp/page": 225,
     "dp2ddp/project": 1_250,
     "dp2ddp/rewrite": 625,
-    "dp2ddp/rules": 1_875,
+    "dp2ddp/rules": 1_850,
     "dp2ddp/source": 775,
     "dp2ddp/verify": 4_275,
     "runtime/dp2ddp_runtime": 7_650,

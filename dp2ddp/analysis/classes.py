@@ -67,6 +67,17 @@ class Classes:
         found = self._defined.get((definition, name))
         return found if isinstance(found, FUNCTIONS) else None
 
+    def with_own(self, definition: ast.ClassDef, name: str) -> list[FunctionNode]:
+        """A method of the class itself, and those that it calls by `self`, and so on."""
+        names, found = [name], dict[str, FunctionNode]()
+        while names:
+            method = self.method(definition, name := names.pop())
+            if method is not None and name not in found:
+                found[name] = method
+                calls = (n.func for n in ast.walk(method) if isinstance(n, ast.Call))
+                names += [each.attr for each in calls if isinstance(each, ast.Attribute) and _is_self(each.value)]
+        return [*found.values()]
+
     def uses(self, definition: Definition) -> list[ast.expr]:
         """Where the program names a class or function, outside of itself and of what asks for a type."""
         inside = set(ast.walk(definition))
@@ -74,6 +85,10 @@ class Classes:
         loads = (n for n in named if isinstance(n.ctx, ast.Load) and last_name(n) == definition.name)
         found = [n for n in loads if self.definition(n) is definition]
         return [n for n in found if not asks_for_type(self._source, self._names, n)]
+
+
+def _is_self(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "self"
 
 
 def asks_for_type(source: ParsedProgram, names: Names, reference: ast.expr) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, Note
 from dp2ddp.rules.base import Example, Options, Rule
-from dp2ddp.source.nodes import argument, given_to, in_order, keyword, last_name, names_in
+from dp2ddp.source.nodes import argument, given_to, in_order, keyword, last_name
 
 _THREADS = frozenset({"threading.Thread", "threading.Timer", "_thread.start_new_thread"})
 _ALARMS = frozenset({"signal.alarm", "signal.setitimer"})
@@ -117,7 +117,7 @@ def _kind(facts: Facts, node: ast.AST) -> str:
             return ""
         return "memory" if any(map(_MEMORY.search, texts)) else "swallowed" * _goes_on(facts, node)
     if isinstance(node, ast.ClassDef) and facts.classes.derives(node, _THREADS):
-        return "thread" if any(_calls_wrapped(facts, each) for each in _methods(facts, node, "run")) else ""
+        return "thread" if any(_calls_wrapped(facts, each) for each in facts.classes.with_own(node, "run")) else ""
     path = facts.qualified(node.func) if isinstance(node, ast.Call) else None
     if path in _ALARMS:
         return "alarm"
@@ -130,19 +130,8 @@ def _kind(facts: Facts, node: ast.AST) -> str:
     ]
     if isinstance(given, ast.Attribute) and bodies == [None]:  # `self.trainer.run`
         classes = (n for n in facts.source.nodes if isinstance(n, ast.ClassDef))
-        bodies = [each for kind in classes for each in _methods(facts, kind, given.attr)]
+        bodies = [each for kind in classes for each in facts.classes.with_own(kind, given.attr)]
     return "thread" if is_model or any(_calls_wrapped(facts, each) for each in bodies) else ""
-
-
-def _methods(facts: Facts, kind: ast.ClassDef, name: str) -> list[ast.AST | None]:
-    """A class's method, and those of its own that this one calls, and so on."""
-    names, found = [name], dict[str, ast.AST | None]()
-    while names:
-        if (name := names.pop()) not in found:
-            found[name] = facts.classes.method(kind, name)
-            calls = (n.func for n in ast.walk(found[name] or ast.Pass()) if isinstance(n, ast.Call))
-            names += [each.attr for each in calls if isinstance(each, ast.Attribute) and names_in(each) == {"self"}]
-    return [*found.values()]
 
 
 def _goes_on(facts: Facts, handler: ast.ExceptHandler) -> bool:

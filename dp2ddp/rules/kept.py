@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, Note
 from dp2ddp.rules.base import Example, Options, Rule
-from dp2ddp.source.nodes import last_name
-from dp2ddp.source.program import FUNCTIONS
 
 
 class KeptRule(Rule):
@@ -62,7 +60,7 @@ net = nn.DataParallel(Net())
 
     def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         for kind in (node for node in facts.source.nodes if isinstance(node, ast.ClassDef)):
-            kept = list(_kept(kind))
+            kept = list(_kept(facts, kind))
             if kept:
                 names = ", ".join(dict.fromkeys(f"`{ast.unparse(target)}`" for _, target in kept))
                 what = f"replicas lose what a forward changes in {names}; a converted script keeps it, as one GPU does"
@@ -70,12 +68,10 @@ net = nn.DataParallel(Net())
                 yield Note(self.id, facts.span(kept[0][0]), what, todo)
 
 
-def _kept(kind: ast.ClassDef) -> Iterator[tuple[ast.stmt, ast.expr]]:
+def _kept(facts: Facts, kind: ast.ClassDef) -> Iterator[tuple[ast.stmt, ast.expr]]:
     """What a class's forward, or a method that it calls, changes and replicas lose."""
-    methods = {node.name: list(ast.walk(node)) for node in kind.body if isinstance(node, FUNCTIONS)}
-    numbers = {ast.unparse(target) for nodes in methods.values() for target in _given_numbers(nodes)}
-    called = {last_name(node.func) for node in methods.get("forward", ()) if isinstance(node, ast.Call)}
-    for node in (node for name in ("forward", *sorted(called)) for node in methods.get(name, ())):
+    numbers = set(map(ast.unparse, _given_numbers(kind)))
+    for node in (node for method in facts.classes.with_own(kind, "forward") for node in ast.walk(method)):
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Attribute):
             if ast.unparse(node.target) in numbers:
                 yield node, node.target
@@ -84,7 +80,7 @@ def _kept(kind: ast.ClassDef) -> Iterator[tuple[ast.stmt, ast.expr]]:
             yield from ((node, each) for each in targets if each.attr == "data")
 
 
-def _given_numbers(nodes: list[ast.AST]) -> Iterator[ast.expr]:
-    for node in (node for node in nodes if isinstance(node, ast.Assign)):
+def _given_numbers(kind: ast.ClassDef) -> Iterator[ast.expr]:
+    for node in (node for node in ast.walk(kind) if isinstance(node, ast.Assign)):
         if isinstance(node.value, ast.Constant) and isinstance(node.value.value, (int, float)):
             yield from node.targets
