@@ -71,6 +71,7 @@ def test_a_handler_that_goes_on_without_memory_is_noted(handler: str) -> None:
         ("class Own(threading.Thread):\n    def run(self):\n        self.model = net(x)", True),
         ("class Own(threading.Thread):\n    def run(self):\n        print(1)", False),
         (f"{_BOUND}self.fit()\n    def fit(self):\n        loss(x, self.net)", True),
+        (f"{_BOUND}self.saver.fit()\n    def fit(self):\n        loss(x, self.net)", False),
         (f"{_BOUND}self.save()\n    def save(self):\n        self.net.state_dict()", False),
         ("threading.Thread(target=lambda: print(1)).start()", False),
         ("threading.Thread(target=show).start()", False),
