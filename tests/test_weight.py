@@ -23,7 +23,7 @@ LIMITS = {
     "dp2ddp/rules": 1_850,
     "dp2ddp/source": 775,
     "dp2ddp/verify": 4_275,
-    "runtime/dp2ddp_runtime": 7_650,
+    "runtime/dp2ddp_runtime": 7_625,
     "tests": 1_375,
     "tests/analysis": 625,
     "tests/benchmarks": 275,

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from itertools import chain
-from operator import attrgetter, is_
+from operator import is_
 from typing import Any
 
 import torch
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from .world import SMALL, broadcast_, world
-
-_VERSION = attrgetter("_version")
 
 
 class Buffers:
@@ -24,7 +21,6 @@ class Buffers:
     """
 
     def __init__(self, held: Sequence[dict[str, Any]]) -> None:
-        self._held, self._looks = held, 0
         self._views = [each.values() for each in held]
         self._known: list[Any] = [self]
         self.tensors: list[torch.Tensor] = []
@@ -45,14 +41,6 @@ class Buffers:
             size = sum(each.numel() * each.element_size() for each in self.tensors)
             self._is_small = self._is_plain and size <= SMALL and all(each.is_cpu for each in self.tensors)
         return self.tensors
-
-    def version(self) -> int:
-        """Another one where somebody may have written into one, or has assigned another."""
-        # (`F.batch_norm` raises no version, nor does `.data`. DDP broadcasts all buffers, too.)
-        self._looks += any(map(torch.is_floating_point, self.now()))
-        with suppress(RuntimeError):  # tensors of inference have none
-            return hash((self._looks, *map(id, self.now()), *map(_VERSION, self.tensors)))
-        return -2
 
     @torch.no_grad()
     def small(self) -> list[torch.Tensor]:

@@ -85,7 +85,6 @@ class Part(NamedTuple):
     sources: Any  # for each tensor that is sent, by what its graph comes
     batches: list[str]  # that are pending
     are_hooked: bool  # the copies of parameters
-    has_changed: bool  # a buffer
     buffers: int  # how many tensors of them are sent
     has_moved: bool  # a parameter's memory
     unmended: Any  # fingerprints of what nothing else mends
@@ -127,7 +126,7 @@ class WrappedModel(DistributedDataParallel):
         self._cutter = Cutter(self.dim, self.count)
         self._memory: dict[Any, int] = {}  # by an output's place: how many dimensions it had
         self._calls = 0  # in which several ranks had rows
-        self._version = -1  # of the buffers, behind a forward that trained
+        self._trained = False  # the forward before
         self._by_rows: set[int] = set()  # places of parameters and buffers that ranks have written otherwise
         if self.count > 1:
             world.models.add(self)
@@ -184,10 +183,9 @@ class WrappedModel(DistributedDataParallel):
         if world.device.type == "cuda" and self.device != world.device:
             self.module.to(world.device)
         replica.join()
-        before = replica.buffers.version()
-        if self._version != -1 and not replica.trains:
+        if self._trained and not replica.trains:
             # A checkpoint that ran layers again in a backward has left this rank's rows in the statistics.
-            self._version = -1
+            self._trained = False
             replica.buffers.take()
         call = self._cutter.cut(args, kwargs)
         lists = replica.lists() if 0 < self._calls < _LISTS_UNTIL else {}
@@ -198,7 +196,7 @@ class WrappedModel(DistributedDataParallel):
         looks = not self._calls & (self._calls - 1)
         if looks:
             self._refuse_written(replica)
-        return self._put_together(replica, call, output, before, looks)
+        return self._put_together(replica, call, output, looks)
 
     def _run(self, replica: Replica, call: Call) -> Any:
         """The replica's outputs for this rank's rows. One without any runs on rank 0's, and draws for nothing."""
@@ -234,7 +232,7 @@ class WrappedModel(DistributedDataParallel):
                 "recorded: write `with torch.no_grad():` around it, or assign a new tensor"
             )
 
-    def _put_together(self, replica: Replica, call: Call, output: Any, before: int, looks: bool) -> Any:
+    def _put_together(self, replica: Replica, call: Call, output: Any, looks: bool) -> Any:
         """The whole outputs, in one message. Buffers, assigned values, and labels that nobody has seen come along."""
         assigned, moved = replica.assigned(), replica.copies.moved()
         said = Said(self.dim, None if call.rows is None else call.own_rows)
@@ -242,9 +240,8 @@ class WrappedModel(DistributedDataParallel):
         outlines = {each.key: said.outline(each.value) for each in assigned}
         sources = [Source(replica.copies.nodes, replica.copies.anchors), *replica.sources, *call.sources]
         buffers = replica.buffers
-        self._version = buffers.version() if replica.trains else -1
-        has_changed = self._version not in (-1, before)
-        batches, flats = pending(), buffers.small() if has_changed else []
+        self._trained = replica.trains
+        batches, flats = pending(), buffers.small() if replica.trains else []
         unmended = self._unmended(replica) if looks else {}
         part = Part(
             call.seen,
@@ -253,7 +250,6 @@ class WrappedModel(DistributedDataParallel):
             said.described(sources),
             [each._number for each in batches],
             replica.copies.are_hooked(),
-            has_changed,
             len(flats),
             bool(moved),
             fingerprints(list(unmended.values())),
@@ -266,7 +262,7 @@ class WrappedModel(DistributedDataParallel):
         self._take_moved(replica, moved, [each.has_moved for each in parts])
         if any(each.are_hooked for each in parts):
             replica.copies.forget()
-        if any(each.has_changed for each in parts):
+        if replica.trains:  # (nobody sees what `.data` and `F.batch_norm` write; DDP broadcasts all buffers, too)
             buffers.take(told[0].tensors[-1:] if parts[0].buffers else ())
         self._take_written(replica, unmended, [each.unmended for each in parts])
         described = [each.sources for each in parts]
@@ -376,7 +372,7 @@ class WrappedModel(DistributedDataParallel):
 # As the original prints itself, and as scripts write it into checkpoints and file names.
 WrappedModel.__name__ = nn.DataParallel.__name__
 _LISTS_UNTIL = 8  # calls
-_PER_OBJECT = ("_cutter", "_memory", "_calls", "_version", "_by_rows")
+_PER_OBJECT = ("_cutter", "_memory", "_calls", "_trained", "_by_rows")
 
 
 @contextlib.contextmanager

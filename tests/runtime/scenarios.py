@@ -91,11 +91,12 @@ def buffers_written_past_their_versions(wrap: Wrapper) -> Tensors:
 
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         h = self.layer(x)
+        self.rows.data.add_(len(x))
         self.codes.data.mul_(0.9).add_(h.detach().mean(0), alpha=0.1)
         return nn.functional.batch_norm(h, self.moving, self.spread, training=True) - self.codes
 
     zeros = {name: torch.zeros(3) for name in ("codes", "moving", "spread")}
-    net = wrap(Made(forward, layer=nn.Linear(4, 3), **zeros))
+    net = wrap(Made(forward, layer=nn.Linear(4, 3), rows=torch.tensor(0), **zeros))
     result: Tensors = []
     for rows in (9, 8, 9):
         result += [net(torch.rand(rows, 4)), *(value.clone() for value in net.buffers())]
