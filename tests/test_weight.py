@@ -18,7 +18,7 @@ LIMITS = {
     "dp2ddp/convert": 2_225,
     "dp2ddp/notebook": 425,
     "dp2ddp/page": 225,
-    "dp2ddp/project": 1_250,
+    "dp2ddp/project": 1_225,
     "dp2ddp/rewrite": 625,
     "dp2ddp/rules": 1_850,
     "dp2ddp/source": 775,

@@ -32,15 +32,15 @@ class Catalogue:
         self.methods = frozenset(_known()["methods"])
         self._exact = {name: does for name, does in functions.items() if "*" not in name}
         self._patterns = [(name, does) for name, does in functions.items() if "*" in name]
+        self._found: dict[str, str | None] = {}
 
     def does(self, path: str | None, *deeds: str) -> bool:
         """Whether the function of this qualified name does one of these."""
-        if path is None:
-            return False
-        found = self._exact.get(path) or next((does for name, does in self._patterns if fnmatchcase(path, name)), None)
-        # A copy of a library may lie in a package: `lib.visdom.Visdom`.
-        found = found or self._exact.get(".".join(path.split(".")[-2:]))
-        return found in deeds
+        if path is not None and path not in self._found:
+            found = next((does for name, does in self._patterns if fnmatchcase(path, name)), None)
+            # A copy of a library may lie in a package: `lib.visdom.Visdom`.
+            self._found[path] = self._exact.get(path) or found or self._exact.get(".".join(path.split(".")[-2:]))
+        return path is not None and self._found[path] in deeds
 
 
 def entry(text: str) -> tuple[str, str]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import ast
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 from dp2ddp.errors import BadInput
 from dp2ddp.source import syntax
-from dp2ddp.source.nodes import in_order, last_name
+from dp2ddp.source.nodes import blocks, in_order, last_name
 
 #: Python's own, and what scripts have in their place: `import_class("processor.io.IO")`, `loadmodule("nets." + name)`.
 _PICKING = re.compile(r"\w*(?:import|load_?module)\w*(?=\()")
@@ -64,23 +65,12 @@ def read(text: str, path: str) -> FileImports:
         return FileImports(is_python=False)
     # Whole trees take long to walk, and few files need it.
     nodes = list(ast.walk(tree)) if "sys.path" in text or _PICKING.search(text) else []
-    imports = (each for node in [*_statements(tree.body), *nodes] for each in _imports(node))
+    imports = (each for node in [*chain.from_iterable(blocks(tree)), *nodes] for each in _imports(node))
     return FileImports(
         imports=list(dict.fromkeys(imports)),
         prefixes=list(dict.fromkeys(_prefixes(nodes))),
         additions=[each for node in nodes for each in _additions(node)],
     )
-
-
-def _statements(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """All statements in `body`, and in the statements there."""
-    for node in body:
-        yield node
-        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
-            inner = getattr(node, name, None)
-            # The body of a lambda or a conditional expression is no list, and never gets here as a statement.
-            if isinstance(inner, list):
-                yield from _statements(inner)
 
 
 def _imports(node: ast.AST) -> Iterator[Import]:

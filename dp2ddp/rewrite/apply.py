@@ -27,6 +27,8 @@ from dp2ddp.rewrite.edits import (
     at,
 )
 from dp2ddp.rewrite.imports import import_edits, runtime_name
+from dp2ddp.source import syntax
+from dp2ddp.source.nodes import blocks
 from dp2ddp.source.spans import Position, Span, in_characters
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n|\Z)")
@@ -35,7 +37,6 @@ _NEWLINE = re.compile(r"\r\n|\r|\n")
 _REST = re.compile(r"[ \t\f;]*(?:#|[\r\n]|\Z)")
 #: Comes before what is added below the line, where the text ends with it.
 _ON_THE_LINE = -sys.maxsize
-_BLOCKS = ("body", "orelse", "finalbody")
 
 
 def apply(text: str, edits: Sequence[Edit]) -> str:
@@ -77,21 +78,19 @@ class _File:
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._tree = ast.parse(text)
+        self._tree = syntax.shared(text, "")
         self._lines: list[str] = _LINE.findall(text)
         self._starts = [0]
         for line in self._lines:
             self._starts.append(self._starts[-1] + len(line))
         newline = _NEWLINE.search(text)
         self._newline = newline[0] if newline else "\n"
-        self._runtime = runtime_name(self._tree)
+        self._runtime = runtime_name(self._tree, text)
         self._places: dict[Position, _Place] = {}
-        for node in ast.walk(self._tree):
-            for block in (getattr(node, name, None) for name in _BLOCKS):
-                if isinstance(block, list):
-                    for number, statement in enumerate(block):
-                        start = self._position(statement.lineno, statement.col_offset)
-                        self._places[start] = _Place(statement, block, number)
+        for block in blocks(self._tree):
+            for number, statement in enumerate(block):
+                start = self._position(statement.lineno, statement.col_offset)
+                self._places[start] = _Place(statement, block, number)
 
     def edited(self, edits: Sequence[Edit]) -> str:
         """The text with all edits in it."""

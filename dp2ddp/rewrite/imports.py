@@ -15,13 +15,14 @@ _SETTINGS = ("sys.", "os.environ", "os.putenv", "warnings.", "matplotlib.use", "
 _COMPUTED = ("os.", "sys.", "pathlib.", "Path", "str", "int")
 
 
-def runtime_name(tree: ast.Module) -> str:
+def runtime_name(tree: ast.Module, text: str) -> str:
     """What the script is to call the runtime: as it does already, else ``ddp``, else the package's full name."""
     aliases = (alias for node in tree.body if isinstance(node, ast.Import) for alias in node.names)
     own = next((alias for alias in aliases if alias.name == RUNTIME_PACKAGE), None)
     if own is not None:
         return own.asname or RUNTIME_PACKAGE
-    return RUNTIME_PACKAGE if any(RUNTIME in _names(node) for node in ast.walk(tree)) else RUNTIME
+    is_taken = RUNTIME in text and any(RUNTIME in _names(node) for node in ast.walk(tree))
+    return RUNTIME_PACKAGE if is_taken else RUNTIME
 
 
 def _names(node: ast.AST) -> Sequence[str | None]:

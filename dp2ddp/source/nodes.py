@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import TypeVar
 
+_BLOCKS = ("body", "orelse", "finalbody")
 _Any = TypeVar("_Any")
 _Node = TypeVar("_Node", bound=ast.AST)
 
@@ -17,6 +19,16 @@ def in_order(nodes: Iterable[_Node]) -> list[_Node]:
 
 def _place(node: ast.AST) -> tuple[int, int]:
     return node.lineno, node.col_offset  # type: ignore[attr-defined]
+
+
+def blocks(tree: ast.AST) -> Iterator[list[ast.stmt]]:
+    """The lists of statements in a tree, outer ones first."""
+    todo = [tree]
+    for node in todo:  # which grows as it is read: thousands of `elif` stand one in another
+        # (The body of a lambda or a conditional expression is no list, and never gets here as a statement.)
+        found = [block for name in _BLOCKS if isinstance(block := getattr(node, name, None), list)]
+        yield from found
+        todo += [*chain(*found), *getattr(node, "handlers", ()), *getattr(node, "cases", ())]
 
 
 def closure(start: Iterable[_Any], step: Callable[[_Any], Iterable[_Any]]) -> Iterator[_Any]:

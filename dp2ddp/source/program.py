@@ -62,19 +62,25 @@ class ParsedProgram:
         entries: the files that are started, by name.
         resolve: finds the file that an import means.
         reached: the names of the files that an entry may import, also of those that it picks at run time, by its name.
+        nodes: every node, file by file, parents before children.
     """
 
     files: Sequence[File]
     entries: Sequence[str]
     resolve: Resolve
     reached: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    nodes: list[ast.AST] = field(default_factory=list, init=False)
     _parents: dict[ast.AST, ast.AST] = field(default_factory=dict)
     _scopes: dict[ast.AST, ScopeNode] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for node in self.nodes:
-            for child in ast.iter_child_nodes(node):
-                self._parents[child] = node
+        for file in self.files:
+            found: list[ast.AST] = [file.tree]
+            for node in found:  # which grows as it is read
+                children = [*ast.iter_child_nodes(node)]
+                self._parents.update(dict.fromkeys(children, node))
+                found += children
+            self.nodes += found
 
     @cached_property
     def lines(self) -> list[str]:
@@ -127,11 +133,6 @@ class ParsedProgram:
         """The place of `node` as messages have it: the line, and in a program of several files the file."""
         file, line = self.file(node), node.lineno  # type: ignore[attr-defined]
         return f"line {line - file.before}" if len(self.files) == 1 else f"{file.name}:{line - file.before}"
-
-    @cached_property
-    def nodes(self) -> list[ast.AST]:
-        """Every node, file by file, parents before children."""
-        return [node for file in self.files for node in ast.walk(file.tree)]
 
     @cached_property
     def calls(self) -> list[ast.Call]:
@@ -226,9 +227,7 @@ def link(
     before = 0
     for name, text in texts.items():
         now, renamed = syntax.without_async_arguments(text)
-        file = File(name, now, syntax.parse(now, name), before, renamed)
-        if before:
-            ast.increment_lineno(file.tree, before)
-        files.append(file)
-        before += len(file.lines)
+        tree = ast.increment_lineno(syntax.parse(now, name), before) if before else syntax.shared(now, name)
+        files.append(File(name, now, tree, before, renamed))
+        before += len(files[-1].lines)
     return ParsedProgram(files, entries, resolve, reached or {})

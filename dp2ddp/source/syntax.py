@@ -8,7 +8,7 @@ import re
 import sys
 import tokenize
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from dp2ddp.errors import BadInput
@@ -68,13 +68,15 @@ def as_written(place: Position, renamed: Sequence[Position]) -> Position:
     return Position(place.line, place.column - before * _LONGER)
 
 
-@lru_cache(maxsize=4096)
 def shared(text: str, filename: str) -> ast.Module:
     """As `parse`, of a text that may say `async=` in calls; parsed once for all who only look at it."""
-    return parse(without_async_arguments(text)[0], filename)
+    return parse(without_async_arguments(text)[0], filename, _known)
 
 
-def parse(text: str, filename: str) -> ast.Module:
+_known = lru_cache(maxsize=4096)(ast.parse)
+
+
+def parse(text: str, filename: str, reader: Callable[[str], ast.Module] = ast.parse) -> ast.Module:
     """The syntax tree of `text`, which has no byte order mark.
 
     Raises:
@@ -84,7 +86,7 @@ def parse(text: str, filename: str) -> ast.Module:
         with warnings.catch_warnings():
             # Invalid escapes and the like are the script's own affair, and Python tells its user.
             warnings.simplefilter("ignore")
-            return ast.parse(text, filename)
+            return reader(text)
     except SyntaxError as error:
         raise _bad_syntax(error, text, filename) from None
     except (RecursionError, MemoryError):
