@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import Callable, Optional, Union
 
 from dp2ddp.source import syntax
-from dp2ddp.source.nodes import in_order
+from dp2ddp.source.nodes import blocks, in_order
 from dp2ddp.source.spans import Position, Span, in_brief, in_characters, text_at
 
 FunctionNode = Union[ast.FunctionDef, ast.AsyncFunctionDef]
@@ -185,12 +185,7 @@ class ParsedProgram:
 
     def block(self, statement: ast.stmt) -> list[ast.stmt]:
         """The list of statements in which `statement` stands."""
-        above = self._parents[statement]
-        for name in ("body", "orelse", "finalbody", "handlers"):
-            block = getattr(above, name, None)
-            if isinstance(block, list) and statement in block:
-                return block
-        raise LookupError(f"line {statement.lineno}: statement without a block")
+        return next(each for each in blocks(self._parents[statement]) if statement in each)
 
     def span(self, node: ast.AST) -> Span:
         """Where `node` stands: lines from 1, columns in characters from 0."""
