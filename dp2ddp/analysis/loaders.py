@@ -30,15 +30,15 @@ class Loaders:
 
     def __init__(self, source: ParsedProgram, names: Names, classes: Classes) -> None:
         self._source, self._names, self._classes = source, names, classes
-        self.calls = [call for call in source.calls if self._is_loader(call.func)]
+        self.calls = [call for call in source.calls if self._is_one(call.func, LOADERS)]
         called = {call.func for call in self.calls}
         named = (n for n in source.nodes if isinstance(n, (ast.Name, ast.Attribute)) and n not in called)
         self.values: list[ast.expr] = [node for node in named if self._is_handed_on(node)]
         self.begun: list[ast.stmt] = []
         self._begin(called)
 
-    def _is_loader(self, node: ast.expr) -> bool:
-        return self._names.qualified(node) in LOADERS or self._classes.derives(self._classes.definition(node), LOADERS)
+    def _is_one(self, node: ast.expr, kinds: frozenset[str]) -> bool:
+        return self._names.qualified(node) in kinds or self._classes.derives(self._classes.definition(node), kinds)
 
     def _is_handed_on(self, node: ast.Name | ast.Attribute) -> bool:
         above = self._source.parent(node)
@@ -71,6 +71,8 @@ class Loaders:
         """Whether it visibly has a `collate_fn`, with which each rank loads whole batches unless `rows=True`: by its
         call, by a dictionary of its file that it may be given, or by its class.
         """
+        if self._is_one(loader.func, LOADERS - {"torch.utils.data.DataLoader"}):  # others bring one
+            return True
         definition = self._classes.definition(loader.func)
         inside = [*ast.walk(definition)] if isinstance(definition, ast.ClassDef) else []
         given = [keyword(each, _COLLATE) for each in (loader, *(n for n in inside if isinstance(n, ast.Call)))]

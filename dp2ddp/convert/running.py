@@ -58,7 +58,7 @@ def folders_above(path: str, text: str, converted: Iterable[str]) -> int:
     firsts = [each for each in firsts if not ((own / each).is_dir() or (own / f"{each}.py").exists())]
     there = {head for each in map(PurePath, converted) for head in (each.with_suffix(""), *each.parents)}
     folders = enumerate((parent for parent in PurePath(path).parents if parent.name), 1)
-    return max((level for level, folder in folders if any(folder.parent / each in there for each in firsts)), default=0)
+    return next((level for level, folder in folders if any(folder.parent / each in there for each in firsts)), 0)
 
 
 def command(script: str, *, packages: int = 0, above: int = 0, inside: bool = False) -> str:

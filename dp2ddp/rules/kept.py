@@ -59,7 +59,8 @@ net = nn.DataParallel(Net())
     )
 
     def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
-        for kind in (node for node in facts.source.nodes if isinstance(node, ast.ClassDef)):
+        kinds = (node for node in facts.source.nodes if isinstance(node, ast.ClassDef))
+        for kind in (each for each in kinds if {*map(ast.unparse, each.bases)} - {"object"}):  # else it is no module
             kept = list(_kept(facts, kind))
             if kept:
                 names = ", ".join(dict.fromkeys(f"`{ast.unparse(target)}`" for _, target in kept))

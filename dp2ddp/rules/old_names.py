@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Done, Finding, Note, ReplaceExpr
 from dp2ddp.rules.base import Example, Options, Rule
-from dp2ddp.source.nodes import given_to, in_order, last_name
+from dp2ddp.source.nodes import given_to, in_order, last_name, names_in
 from dp2ddp.source.program import FUNCTIONS
 from dp2ddp.source.spans import Span
 
@@ -20,8 +20,14 @@ _NAMES = re.compile("loss|err|acc|prec")  # of what is one number
 _RIGHT = re.compile(r"correct\[:\w+\]")  # in what all have copied from PyTorch's example of ImageNet
 _VOLATILE = ("`volatile` has no effect since PyTorch 0.4", "`with torch.no_grad():` where it isn't yet")
 _FIRST = ("`.data[0]` of a loss raises since PyTorch 0.4", "`.item()`")
+_APART = "since PyTorch 1.5 its numbers don't lie as `view` needs them"
+_REASON = "what is taken of it by `[0]` was a row before PyTorch 0.4"
 _NEXT = ("iterators have no `.next()` since Python 3", "if this is one, write `next(...)`, here and below")
-_SIX = ("`torch._six` is gone since PyTorch 2.0", "Python's own: `str`, `int`, `collections.abc`, `math.inf`")
+#: Modules that are gone.
+_GONE = {
+    "torch._six": ("`torch._six` is gone since PyTorch 2.0", "`str`, `int`, `collections.abc`, `math.inf`"),
+    "torchvision.models.utils": ("`torchvision.models.utils` is gone", "`torch.hub.load_state_dict_from_url`"),
+}
 _ITERATOR = ("`_DataLoaderIter` is gone since PyTorch 1.2", "torch's own `DataLoader`, or one from today's parts of it")
 
 
@@ -107,7 +113,8 @@ print(both[1].next())
                 yield ReplaceExpr(self.id, span, f"`{name}` is gone", new, {"value": facts.source.span(node.value)})
             elif node.attr == "view" and _RIGHT.fullmatch(ast.unparse(node.value)):
                 parts = {"it": facts.source.span(node.value)}
-                yield ReplaceExpr(self.id, facts.span(node), "these lie apart by now", "__h_it__.reshape", parts)
+                yield ReplaceExpr(self.id, facts.span(node), _APART, "__h_it__.reshape", parts)
+                yield from self._sums(facts, node)
         firsts = {node: loss for node in facts.source.nodes if (loss := _first_of(node)) is not None}
         losses = {node: loss for node, loss in firsts.items() if _is_loss(facts, loss)}
         for first, loss in losses.items():
@@ -119,6 +126,19 @@ print(both[1].next())
             found = None if old in losses else _outdated(facts, old)
             if found is not None:
                 yield Note(self.id, facts.source.span(old), found[0], f"use {found[1]}, here and below")
+
+    def _sums(self, facts: Facts, node: ast.expr) -> Iterator[Finding]:
+        """`correct[:k].view(-1).float().sum(0)`, if `prec1[0]` is taken of it: it was a row, and is a number by now."""
+        sums = [n for n in facts.source.ancestors(node) if isinstance(n, ast.Call) and last_name(n.func) == "sum"]
+        function = facts.source.function(node)
+        uses = map(facts.source.statement, facts.classes.uses(function) if sums and function else ())
+        targets = [part for each in uses if isinstance(each, ast.Assign) for part in each.targets]
+        names = {name for each in targets if isinstance(each, ast.Tuple) for name in names_in(each)}
+        firsts = {ast.unparse(n) for n in facts.source.nodes if isinstance(n, ast.Subscript)} if names else ()
+        if any(f"{name}[0]" in firsts for name in names):
+            for each in (n for n in sums if [*map(ast.unparse, given_to(n))] == ["0"]):
+                parts = {"sum": facts.span(each.func)}
+                yield ReplaceExpr(self.id, facts.span(each), _REASON, "__h_sum__(0, keepdim=True)", parts)
 
     def _nexts(self, facts: Facts) -> Iterator[Finding]:
         has_next = any(isinstance(n, FUNCTIONS) and n.name == "next" for n in facts.source.nodes)
@@ -144,8 +164,7 @@ def _outdated(facts: Facts, node: ast.AST) -> tuple[str, str] | None:
     names = [each.name for each in node.names] if isinstance(node, ast.ImportFrom) else []
     if isinstance(facts.source.parent(node), (ast.Try, ast.If)):  # it is chosen where it is there
         return None
-    is_six = isinstance(node, ast.ImportFrom) and node.module == "torch._six"
-    return _SIX if is_six else _ITERATOR if "_DataLoaderIter" in names else None
+    return _GONE.get(getattr(node, "module", None) or "", _ITERATOR if "_DataLoaderIter" in names else None)
 
 
 def _is_iterator(facts: Facts, node: ast.expr) -> bool:

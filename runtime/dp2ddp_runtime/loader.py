@@ -31,6 +31,7 @@ from .rows import Rows
 from .world import agree, exchange, world
 
 _log = logging.getLogger("dp2ddp_runtime")
+_MIXED = "Let its samples have one type and shape, or give it a collate_fn: then every rank loads whole batches"
 _DRAIN = 0.05  # seconds that gloo's threads need to free the tensors of a collective that has just ended
 
 
@@ -248,7 +249,8 @@ class _Batches:
                 return self._load_all()
             parts = zip(*(each.value[1] for each, size in zip(told, sizes) if size))
         if _is_main_thread():
-            agree(f"what a batch of a {self._name} is, but for its rows,", [about(column) for column in columns])
+            what = f"what a batch of a {self._name} is, but for its rows,"
+            agree(what, [about(column) for column in columns], _MIXED)
         return nested(functools.partial(_as_whole, sizes, iter(parts)), batch, Column)
 
     def _load_all(self) -> Any:

@@ -67,7 +67,7 @@ class World:
         self.met = 0  # those of them that are over for this rank
         self.waits: list[tuple[str, str, bool]] = []
         self.passed = 0  # how often it has got what it waited for
-        self.agreed: list[tuple[str, Any]] = []  # to be compared with the next message
+        self.agreed: list[tuple[str, Any, str]] = []  # to be compared with the next message
         self.models: weakref.WeakSet[Any] = weakref.WeakSet()  # that are wrapped
         self.signals: Callable[[list[Any]], Any] = lambda told: None  # handles those of which any rank has told
         self.noted: dict[int, float] = {}  # signals to be told of
@@ -126,13 +126,14 @@ def waiting(what: str, ahead: bool = False) -> Iterator[None]:
         world.passed += 1
 
 
-def agree(what: str, value: Any) -> None:
+def agree(what: str, value: Any, advice: str = "") -> None:
     """Compare a plain value with the other ranks', together with the next message. No collective.
 
-    What ranks do alike, they tell alike, in the same order. Where they don't, that message raises `Divergence`.
+    What ranks do alike, they tell alike, in the same order. Where they don't, that message raises `Divergence`, with
+    `advice` if there is one of its own.
     """
     if not world.alone:
-        world.agreed.append((f"{what} at {place.line()}", value))
+        world.agreed.append((f"{what} at {place.line()}", value, advice))
 
 
 class Told(NamedTuple):
@@ -187,13 +188,14 @@ _MAIN = (type(threading.main_thread()), threading._DummyThread)  # autograd's th
 
 def _compare(heads: Sequence[Any]) -> None:
     are_apart = any(head[:3] != heads[0][:3] for head in heads)
-    entries = itertools.zip_longest(*(head[3] for head in heads), fillvalue=["", ""])
+    entries = itertools.zip_longest(*(head[3] for head in heads), fillvalue=["", "", ""])
     first = next((each for each in entries if any(one != each[0] for one in each)), None)
     # What all have told of, and differs, came ahead of what has led them apart.
-    if first is not None and (not are_apart or len({what for what, _ in first}) == 1):
-        name = next(what for what, _ in first if what)
-        values = "; ".join(f"rank {n}: {value if what == name else 'nothing'}" for n, (what, value) in enumerate(first))
-        raise Divergence(f"{name} differs between the ranks: {values}. {ADVICE}")
+    if first is not None and (not are_apart or len({what for what, *_ in first}) == 1):
+        name, _, advice = next(each for each in first if each[0])
+        told = (value if what == name else "nothing" for what, value, _ in first)
+        values = "; ".join(f"rank {rank}: {value}" for rank, value in enumerate(told))
+        raise Divergence(f"{name} differs between the ranks: {values}. {advice or ADVICE}")
     if are_apart:
         where = "; ".join(f"rank {rank} at {head[2]}: {head[1]}{head[-1]}" for rank, head in enumerate(heads))
         raise Divergence(f"the ranks have come apart: {where}. {ADVICE}")
@@ -261,7 +263,7 @@ def gather_rows(rows: torch.Tensor, sizes: Sequence[int], dim: int = 0) -> torch
     if rows.is_complex():
         return torch.view_as_complex(gather_rows(torch.view_as_real(rows.resolve_conj()), sizes, dim)).detach()
     last = rows.dim() == 4 and not rows.is_contiguous() and rows.is_contiguous(memory_format=torch.channels_last)
-    own = rows.detach().resolve_neg().movedim(dim, 0)[: sizes[world.rank]]
+    own = rows.detach().as_subclass(torch.Tensor).resolve_neg().movedim(dim, 0)[: sizes[world.rank]]
     missing = max(sizes) - len(own)
     own = torch.cat([own, own.new_zeros([missing, *own.shape[1:]])]) if missing else own.contiguous()
     kind, shape = own.dtype, own.shape

@@ -66,6 +66,9 @@ def test_a_script_goes_with_the_package_from_which_it_imports(tmp_path: Path, mo
     write(tmp_path, {"examples/train.py": train})
     done = command("convert", "examples/train.py", "-o", "out2/")
     assert "\nRun it: PYTHONPATH=out2 python out2/examples/train.py   # one process" in done.stderr
+    write(tmp_path, {"lib/lib/nets.py": _NETS, "lib/tools/train.py": train.replace("pkg", "lib")})
+    done = command("convert", "lib", "-o", "o5")  # the repository is called as its package is
+    assert "\nRun it: PYTHONPATH=o5 python o5/tools/train.py   # one process" in done.stderr
     finds = "import sys\nsys.path.insert(0, '.')\n" + train  # by itself
     write(tmp_path, {"examples/train.py": finds, "nets/nets.py": _NETS, "nets/train.py": train.replace("pkg.", "")})
     for args in (["examples/train.py", "-o", "o/"], ["nets", "-o", "o/nets"]):  # which has `nets.py` in itself

@@ -121,6 +121,8 @@ def test_what_replicas_lose_is_noted(line: str) -> None:
     own = f"class Net(nn.Module):\n    def __init__(self):\n        self.steps = 0\n        u.data = u\n{methods}"
     notes = [note.what for note in convert_source(_HEAD + own, "train.py", Options()).notes]
     assert [KEPT[line] in what for what in notes] == [True] * bool(KEPT[line]), notes
+    plain = convert_source(_HEAD + own.replace("nn.Module", "object"), "train.py", Options())  # a trainer, say
+    assert [note.rule for note in plain.notes] == []
 
 
 def test_what_may_be_an_iterator_of_python_2_is_noted() -> None:
@@ -128,9 +130,17 @@ def test_what_may_be_an_iterator_of_python_2_is_noted() -> None:
     assert noted("class Prefetcher:\n    def next(self):\n        return 1\nbatch = [Prefetcher()][0].next()\n") == []
 
 
+_CLASS = "class Loader(DataLoader):\n    def __init__(self, *args):\n        "
+
+
 @pytest.mark.parametrize(
-    "body", ["super().__init__(*args)\n        self.collate_fn = max", "super().__init__(*args, collate_fn=max)"]
+    "kind",
+    [
+        f"{_CLASS}super().__init__(*args)\n        self.collate_fn = max",
+        f"{_CLASS}super().__init__(*args, collate_fn=max)",
+        "from monai.data import DataLoader as Loader",
+        "from torch_geometric.loader import DataLoader\nclass Loader(DataLoader): ...",
+    ],
 )
-def test_a_collate_fn_that_a_class_of_loaders_brings_along_is_noted(body: str) -> None:
-    kind = f"class Loader(DataLoader):\n    def __init__(self, *args):\n        {body}\n"
-    assert [rule for rule, _ in noted(f"{kind}words = Loader(data)\n")] == ["DDP005"]
+def test_a_collate_fn_that_a_class_of_loaders_brings_along_is_noted(kind: str) -> None:
+    assert [rule for rule, _ in noted(f"{kind}\nwords = Loader(data)\n")] == ["DDP005"]

@@ -31,12 +31,16 @@ def test_what_has_no_other_name_is_told_once_in_a_file() -> None:
     assert _notes_of(iterator) == ["`_DataLoaderIter` is gone since PyTorch 1.2"]
 
 
+ACCURACY = "def accuracy(x):\n    return [correct[:k].view(-1).float().sum(0).mul_(2) for k in (1, 5)]\n"
 LOSSES = {
     "loss = f(x)\nloss.backward()\nprint(loss.data[0])": ["loss"],
     "x = f(a)\nx.backward()\nprint(x.data[0], images.data[0])": ["x"],
     "def show(loss):\n    print(loss.data[0], prec1.data[0])": ["loss", "prec1"],
     "print(gamma.mean().data[0], x.max(1).data[0])": ["gamma.mean()"],
     "n = correct[:k].view(-1).sum()\nm = rows[:k].view(2)\nprint(loss.data[0])": ["loss"],
+    f"{ACCURACY}a, b = accuracy(x)\nprint(a[0], loss.data[0])": ["loss", "correct[:k].view(-1).float().sum(0)"],
+    f"{ACCURACY}a = accuracy(x)\nprint(a[0], loss.data[0])": ["loss"],
+    f"{ACCURACY}a, b = accuracy(x)\nprint(a, loss.data[0])": ["loss"],
     "loss = net(x)\nprint(loss.data[0])\nloss = loss.mean()\nloss.backward()": [],  # a number for each replica
 }
 
@@ -46,7 +50,10 @@ def test_the_number_of_a_loss_is_its_item(body: str) -> None:
     done = convert_source(f"import torch.nn as nn\nnet = nn.DataParallel(net)\n{body}\n", "train.py", Options())
     wanted = body
     for name in LOSSES[body]:
-        wanted = wanted.replace(f"{name}.data[0]", f"{name}.item()").replace("].view(-1)", "].reshape(-1)")
+        wanted = wanted.replace(f"{name}.data[0]", f"{name}.item()").replace(
+            name, name.replace("sum(0)", "sum(0, keepdim=True)")
+        )
+    wanted = wanted.replace("].view(-1)", "].reshape(-1)")
     assert done.new_text.endswith(f"{wanted}\n")
     assert [note.span.start.line for note in done.notes if note.rule == "DDP021"] == [4] * (not LOSSES[body])
 

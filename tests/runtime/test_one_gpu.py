@@ -381,6 +381,15 @@ def test_a_package_s_own_formula_is_taken() -> None:
     torch.testing.assert_close(net.module[0].running_mean, mean / 2)
 
 
+def execute_replication_callbacks(replicas: Any) -> None:
+    raise AssertionError(f"there are no replicas: {replicas}")
+
+
+def patched(module: Any, device_ids: Any) -> None:
+    """As those packages' `patch_replication_callback` makes it."""
+    execute_replication_callbacks((module, device_ids))
+
+
 @on_ranks(2)
 def test_a_package_that_synchronises_by_exchanging_replicate_does_so() -> None:
     layers = nn.Sequential(nn.Linear(4, 3), Meeting(3), nn.Linear(3, 3), nn.BatchNorm1d(3))
@@ -396,6 +405,8 @@ def test_a_package_that_synchronises_by_exchanging_replicate_does_so() -> None:
     other.replicate = net.replicate
     with pytest.raises(RuntimeError, match="was exchanged, and the model has no layers of a package"):
         other(torch.ones(9, 3))
+    other.replicate = patched  # calls back layers, of which there are none
+    assert other(weights.double()).shape == (9, 3)
 
 
 @on_ranks(2, 3)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from dp2ddp_runtime import main_only, shard_loader
-from dp2ddp_runtime.main_only import Absent
+from dp2ddp_runtime.main_only import Absent, _paths
 
 
 def write_in_c(path: str) -> None:
@@ -60,9 +60,10 @@ def test_absent_takes_everything_and_gives_nothing() -> None:
     assert (list(run), bool(run)) == ([], True)
     with pytest.raises(TypeError):
         run.config["wd"] + 1
-    for take in (float, int, np.asarray):
+    for take in (float, int, np.asarray, os.fspath):
         with pytest.raises(TypeError, match=r"wandb.summary.best is on rank 0 alone .* its value is taken at .*:\d+"):
             take(run.summary.best)  # type: ignore[operator]
+    assert _paths([run], {"path": run}) == []  # and is handed on
 
 
 class Shown(torch.utils.data.Dataset[int]):
