@@ -13,6 +13,7 @@ from dp2ddp.command.terminal import counted
 from dp2ddp.verify.verdict import AGREE, NAMES, Verdict
 
 _TRACEBACK = 60  # lines
+_ABOVE = "It runs in a scratch folder with Python files alone beside it: what else it reads by `..` needs a whole path"
 
 
 def show(verdict: Verdict, name: str, *, quiet: bool = False) -> None:
@@ -21,7 +22,8 @@ def show(verdict: Verdict, name: str, *, quiet: bool = False) -> None:
     if failure is not None:
         said = f"dp2ddp: {name}: the {failure.side} script could not run: {failure.reason}"
         wrote = "\n".join(failure.stderr.rstrip().splitlines()[-_TRACEBACK:])
-        for text in filter(None, (style(said, bold=True, fg="red"), wrote)):
+        hint = _ABOVE * ("'../" in failure.reason)
+        for text in filter(None, (style(said, bold=True, fg="red"), wrote, hint)):
             terminal.show_error(text)
         return
     n = verdict.options.replicas

@@ -66,6 +66,13 @@ def test_three_ranks_are_compared_in_float64_and_json_says_so(verify) -> None:
     assert any("float64" in note for note in told["notes"])
 
 
+def test_data_above_the_scratch_folder_is_to_have_a_whole_path(verify, workplace: Path) -> None:
+    (workplace / "original.py").write_text(f"open('../digits.bin')\n{tiny.ORIGINAL}")
+    (workplace / "converted.py").write_text(f"open('../digits.bin')\n{tiny.converted()}")
+    result = verify("original.py", "--converted", "converted.py")
+    assert (result.exit_code, "what else it reads by `..` needs a whole path" in result.stderr) == (2, True)
+
+
 @pytest.mark.parametrize("side", ["original", "converted"])
 def test_a_side_that_fails_shows_its_own_traceback(verify, workplace: Path, side: str) -> None:
     texts = {"original": tiny.ORIGINAL, "converted": tiny.converted()}
