@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from dp2ddp import RUNTIME_PACKAGE
 from dp2ddp.analysis.replicas import Blocker
@@ -20,7 +20,7 @@ _FRAMEWORKS = {
     "catalyst.runners": "Catalyst",
     "deepspeed": "DeepSpeed",
     "fastai": "fastai",
-    "horovod": "Horovod",
+    "horovod.torch.init": "Horovod",
     "ignite.distributed": "Ignite's `distributed`",
     "lightning": "Lightning",
     "lightning_fabric": "Lightning Fabric",
@@ -65,7 +65,7 @@ def blockers(source: ParsedProgram, names: Names, *, allow_ddp: bool) -> Iterato
     `isinstance(model, DistributedDataParallel)` alone sets up nothing. With `allow_ddp` torch's own means are allowed.
     """
     files = (file for file in source.files if any(mark in file.text for mark in _PACKAGES))
-    framework = (found for file in files for found in _frameworks(list(ast.walk(file.tree))))
+    framework = (found for file in files for found in _frameworks(ast.walk(file.tree), names))
     own = ((call, f"calls {name}") for call, name in _set_up(source, names) if not allow_ddp)
     for found, todo in ((framework, _FRAMEWORK), (own, _BESIDE)):
         first = min(found, key=lambda each: each[0].lineno, default=None)
@@ -73,14 +73,14 @@ def blockers(source: ParsedProgram, names: Names, *, allow_ddp: bool) -> Iterato
             yield Blocker(first[0], f"sets up distributed training already: {first[1]}", todo)
 
 
-def _frameworks(nodes: list[ast.AST]) -> Iterator[tuple[ast.stmt | ast.expr, str]]:
+def _frameworks(nodes: Iterable[ast.AST], names: Names) -> Iterator[tuple[ast.stmt | ast.expr, str]]:
     """Each node that brings in a framework that starts processes, and what it does."""
     for node in nodes:
         if isinstance(node, ast.Attribute):
-            names, verb = [ast.unparse(node)], "uses"
+            found, verb = [names.qualified(node) or ""], "uses"
         else:
-            names, verb = list(_imported(node)), "imports"
-        for name in names:
+            found, verb = list(_imported(node)), "imports"
+        for name in found:
             framework = _framework(name)
             if framework:
                 yield node, f"{verb} {framework}"  # type: ignore[misc]

@@ -31,7 +31,7 @@ _PLAIN_OUTPUTS = "leave it out if it does what torch's does; else " + _PLAIN.rep
     ",", ", which gives back tensors for whole batches (no list with an item for each image),"
 )
 _CRITERION = "call the loss itself, without a wrapper, on whole outputs and targets, then convert again"
-_MODULE = "write the network as an `nn.Module`, and wrap it in plain `nn.DataParallel`, then convert again"
+_MODULE = "put data on one GPU, or write a network as an `nn.Module`, in plain `nn.DataParallel`; then convert again"
 _DEVICE_LISTS = re.compile(r"device_ids|devices|gpu_ids|gpus")
 _Unit = Union[ast.ClassDef, FunctionNode]
 
