@@ -36,7 +36,7 @@ LIMITS = {
     "tests/project": 425,
     "tests/rewrite": 200,
     "tests/rules": 700,
-    "tests/runtime": 5_500,
+    "tests/runtime": 5_525,
     "tests/source": 75,
     "tests/verify": 2_325,
 }

@@ -95,6 +95,7 @@ class Disk:
         self._logs: dict[int, Log] = {}
         self._opened: Counter[str] = Counter()  # files that are open for writing
         self._raw: set[str] = set()  # opened by `os.open`, or past Python: nobody sees the end of that
+        self.made: set[str] = set()  # another rank's folders: on no disk, where its own clock has named them
         self._begin()
 
     def _begin(self) -> None:
@@ -159,6 +160,7 @@ class Disk:
                 for each in [p for p in self.passed if p.startswith(path + os.sep)] if kind != "dir" else ():
                     del self.passed[each]
                 self.passed[path] = kind
+                (self.made.add if kind == "dir" else self.made.discard)(path)
                 self._below[os.path.dirname(path)].add(path)
             self.changed(path)
 

@@ -252,7 +252,8 @@ def _check(path: str, given: Any, new: bool = False, there: bool = False, is_fil
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), given)
     if kind == "dir" and is_file:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), given)
-    if kind is None and (there or _kind(os.path.dirname(path)) is None):
+    folder = os.path.dirname(path)
+    if kind is None and (there or (_kind(folder) is None and folder not in disk.made)):
         raise _absent(given)
 
 

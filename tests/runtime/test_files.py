@@ -235,7 +235,19 @@ def stores(late: Late) -> Any:
     return [ddp.main_only(Store)("x.h5", mode).there for mode in ("r", "r+")]
 
 
-SHAPES = [stores, failing, handles, commands, looks, linked, rotating, threads, forked]
+def named_by_clocks(late: Late) -> None:
+    """Where each rank's clock gives a folder another name, as `SummaryWriter()` does, rank 0's is on the disk."""
+    os.makedirs(folder := f"runs/{world.rank}")
+    for number in range(3):
+        ddp.barrier()
+        late()
+        os.mkdir(f"{folder}/{number}")
+        with open(f"{folder}/events", "ab") as file:
+            file.write(b"0")
+    ddp.barrier()
+
+
+SHAPES = [named_by_clocks, stores, failing, handles, commands, looks, linked, rotating, threads, forked]
 
 
 def _run(shape: Callable[[Late], Any], folder: Path, late_rank: int) -> Any:
