@@ -69,7 +69,7 @@ def read(text: str, path: str) -> FileImports:
     return FileImports(
         imports=list(dict.fromkeys(imports)),
         prefixes=list(dict.fromkeys(_prefixes(nodes))),
-        additions=[each for node in nodes for each in _additions(node)],
+        additions=[each for node in nodes for each in _additions(node, nodes)],
     )
 
 
@@ -119,8 +119,11 @@ def _picked(node: ast.AST) -> ast.expr | None:
     return node.args[0]
 
 
-def _additions(node: ast.AST) -> Iterator[Addition]:
-    """The folders that a line adds, of which only the constants are read: what else it says leads to a folder above."""
+def _additions(node: ast.AST, file: Sequence[ast.AST]) -> Iterator[Addition]:
+    """The folders that a line adds, of which only the constants are read: what else it says leads to a folder above.
+
+    By a mere name it may be any that the file puts together.
+    """
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _ADDING:
         place, target, first = _ADDING[node.func.attr], node.func.value, node.func.attr == "insert"
         added = node.args[place : place + 1]
@@ -129,9 +132,11 @@ def _additions(node: ast.AST) -> Iterator[Addition]:
     else:
         return
     if isinstance(target, ast.Attribute) and target.attr == "path" and last_name(target.value) == "sys":
-        for each in added:
-            for part in each.elts if isinstance(each, (ast.List, ast.Tuple)) else [each]:
-                words = in_order(n for n in ast.walk(part) if isinstance(n, ast.Constant))
-                folder = posixpath.join("", *(n.value.lstrip("/") for n in words if isinstance(n.value, str)))
-                if folder:
-                    yield Addition(posixpath.normpath(folder), first)
+        parts = [part for each in added for part in (each.elts if isinstance(each, (ast.List, ast.Tuple)) else [each])]
+        if any(isinstance(part, ast.Name) for part in parts):
+            parts += [call for call in file if isinstance(call, ast.Call) and last_name(call.func) == "join"]
+        for part in parts:
+            words = in_order(n for n in ast.walk(part) if isinstance(n, ast.Constant))
+            folder = posixpath.join("", *(n.value.lstrip("/") for n in words if isinstance(n.value, str)))
+            if folder:
+                yield Addition(posixpath.normpath(folder), first and part in added)

@@ -55,6 +55,7 @@ def test_what_is_not_the_projects_is_no_file(statement: str) -> None:
         "sys.path.append(os.path.join(os.path.split(os.path.realpath(__file__))[0], os.pardir, 'lib'))",
         "me = inspect.getfile(inspect.currentframe())\nsys.path.append(os.path.dirname(me) + '/../lib')",
         "sys.path.append(os.path.join(os.getcwd(), 'lib'))",
+        "def add(path): sys.path.insert(0, path)\nadd(os.path.join(os.path.dirname(__file__), '..', 'lib'))",
     ],
 )
 def test_folders_that_the_script_adds_are_looked_in(adding: str) -> None:
