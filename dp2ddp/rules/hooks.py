@@ -66,7 +66,7 @@ net(torch.randn(8, 4))
             is_outside = facts.is_named_as_wrapped(call.func.value)  # the wrapper's own hook sees whole batches
             is_seen = not is_outside and _is_named(facts, call)
             if isinstance(hook, (ast.Lambda, *FUNCTIONS)) and is_seen and _keeps(hook):
-                what = "this hook keeps what it sees, which in a wrapped model are each rank's own rows"
+                what = "this hook keeps what it sees: each rank's own rows, if it is in a wrapped model"
                 todo = "return it from `forward`, or add it up over the ranks: `sum(ddp.gather(x))`"
                 yield Note(self.id, facts.span(call), what, todo)
 
