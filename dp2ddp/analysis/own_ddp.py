@@ -64,8 +64,7 @@ def blockers(source: ParsedProgram, names: Names, *, allow_ddp: bool) -> Iterato
 
     `isinstance(model, DistributedDataParallel)` alone sets up nothing. With `allow_ddp` torch's own means are allowed.
     """
-    files = (file for file in source.files if any(mark in file.text for mark in _PACKAGES))
-    framework = (found for file in files for found in _frameworks(ast.walk(file.tree), names))
+    framework = _frameworks(source.nodes if any(map(source.mentions, _PACKAGES)) else (), names)
     own = ((call, f"calls {name}") for call, name in _set_up(source, names) if not allow_ddp)
     for found, todo in ((framework, _FRAMEWORK), (own, _BESIDE)):
         first = min(found, key=lambda each: each[0].lineno, default=None)

@@ -133,9 +133,10 @@ print(both[1].next())
         function = facts.source.function(node)
         uses = map(facts.source.statement, facts.classes.uses(function) if sums and function else ())
         targets = [part for each in uses if isinstance(each, ast.Assign) for part in each.targets]
-        names = {name for each in targets if isinstance(each, ast.Tuple) for name in names_in(each)}
-        firsts = {ast.unparse(n) for n in facts.source.nodes if isinstance(n, ast.Subscript)} if names else ()
-        if any(f"{name}[0]" in firsts for name in names):
+        pairs = [each for each in targets if isinstance(each, ast.Tuple)]
+        names = {(facts.source.scope(each), f"{name}[0]") for each in pairs for name in names_in(each)}
+        taken = (n for n in facts.source.nodes if names and isinstance(n, ast.Subscript))
+        if any((facts.source.scope(each), ast.unparse(each)) in names for each in taken):
             for each in (n for n in sums if [*map(ast.unparse, given_to(n))] == ["0"]):
                 parts = {"sum": facts.span(each.func)}
                 yield ReplaceExpr(self.id, facts.span(each), _REASON, "__h_sum__(0, keepdim=True)", parts)

@@ -160,7 +160,8 @@ class Disk:
                 for each in [p for p in self.passed if p.startswith(path + os.sep)] if kind != "dir" else ():
                     del self.passed[each]
                 self.passed[path] = kind
-                (self.made.add if kind == "dir" else self.made.discard)(path)
+                self.made = {each for each in self.made if path not in chain(each)}
+                self.made |= {path} if kind == "dir" else set()
                 self._below[os.path.dirname(path)].add(path)
             self.changed(path)
 

@@ -115,8 +115,7 @@ class _Called:
 
 def _paths(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
     """What may be a path, among the arguments of a call."""
-    named = (each for each in (*args, *kwargs.values()) if isinstance(each, (str, os.PathLike)))
-    given = (each for each in named if not isinstance(each, Absent))
+    given = (each for each in (*args, *kwargs.values()) if isinstance(each, (str, os.PathLike)))
     return [path for path in (ours(each) for each in given if "\n" not in str(each)) if path is not None]
 
 
@@ -158,8 +157,8 @@ class Absent:
     """What other ranks hold in place of an object that only rank 0 has.
 
     It can be called, entered, indexed, iterated (nothing comes) and asked for any attribute; what is set as one is
-    kept. It is true, as the object on rank 0 is, so that `if writer:` goes the same way. It is no number or
-    array or path: who takes it as one gets a `TypeError`: what only rank 0 has must not reach the training.
+    kept. It is true, as the object on rank 0 is, so that `if writer:` goes the same way. It is no number and no array:
+    who takes it as one gets a `TypeError`, because a result that only rank 0 has must not reach the training.
     """
 
     def __init__(self, name: str) -> None:
@@ -200,7 +199,7 @@ class Absent:
             "Read it from a file that is closed, or keep it beside what is written"
         )
 
-    __fspath__ = __array__ = __float__ = __int__ = __index__ = _no_value
+    __array__ = __float__ = __int__ = __index__ = _no_value
 
     def __repr__(self) -> str:
         return f"<{self._absent_name}: on rank 0 alone>"

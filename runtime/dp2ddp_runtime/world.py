@@ -263,7 +263,7 @@ def gather_rows(rows: torch.Tensor, sizes: Sequence[int], dim: int = 0) -> torch
     if rows.is_complex():
         return torch.view_as_complex(gather_rows(torch.view_as_real(rows.resolve_conj()), sizes, dim)).detach()
     last = rows.dim() == 4 and not rows.is_contiguous() and rows.is_contiguous(memory_format=torch.channels_last)
-    own = rows.detach().as_subclass(torch.Tensor).resolve_neg().movedim(dim, 0)[: sizes[world.rank]]
+    own = rows.detach().resolve_neg().movedim(dim, 0)[: sizes[world.rank]]
     missing = max(sizes) - len(own)
     own = torch.cat([own, own.new_zeros([missing, *own.shape[1:]])]) if missing else own.contiguous()
     kind, shape = own.dtype, own.shape

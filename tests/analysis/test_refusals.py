@@ -7,6 +7,7 @@ import pytest
 from dp2ddp.convert.pipeline import convert_files, convert_source
 from dp2ddp.rules import Options
 
+AS_DDP = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
 WRAP = "import torch.nn\nwrapped = torch.nn.DataParallel(net)\n"
 
 
@@ -31,11 +32,7 @@ WRAP = "import torch.nn\nwrapped = torch.nn.DataParallel(net)\n"
         ("from mmcv.runner import EpochBasedRunner\n", 1, "imports MMCV's runner"),
         ("from mmengine.runner import Runner\n", 1, "imports MMEngine's runner"),
         ("from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n", 1, "imports FSDP"),
-        (
-            "from torch.nn.parallel import DistributedDataParallel as DDP\nisinstance(net, DDP)\nnet = DDP(net)\n",
-            3,
-            "calls DistributedDataParallel",
-        ),
+        (f"{AS_DDP}isinstance(net, DDP)\nnet = DDP(net)\n", 3, "calls DistributedDataParallel"),
     ],
 )
 def test_refused(source: str, line: int, what: str) -> None:
@@ -65,6 +62,8 @@ def test_not_refused(source: str) -> None:
 
 
 def test_what_another_file_sets_up_is_refused_whoever_calls_it() -> None:
+    by_another = {"train.py": f"from utils import hvd\nhvd.init()\n{WRAP}", "utils.py": "import horovod.torch as hvd"}
+    assert convert_files(by_another, ["train.py"], Options())["train.py"].refused
     files = {
         "train.py": "import torch.nn as nn\nfrom utils import Meter\nnet = nn.DataParallel(nn.Linear(4, 2))\nMeter()\n",
         "utils.py": "import torch\nclass Meter:\n    pass\ndef init():\n    torch.distributed.init_process_group()\n",

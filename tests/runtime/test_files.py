@@ -11,6 +11,7 @@ import logging
 import multiprocessing
 import os
 import posix
+import shutil
 import subprocess
 import sys
 import threading
@@ -238,12 +239,16 @@ def stores(late: Late) -> Any:
 def named_by_clocks(late: Late) -> None:
     """Where each rank's clock gives a folder another name, as `SummaryWriter()` does, rank 0's is on the disk."""
     os.makedirs(folder := f"runs/{world.rank}")
+    os.makedirs(f"{folder}/old/er")
+    shutil.rmtree(f"{folder}/old")
     for number in range(3):
         ddp.barrier()
         late()
         os.mkdir(f"{folder}/{number}")
         with open(f"{folder}/events", "ab") as file:
             file.write(b"0")
+        with pytest.raises(FileNotFoundError):
+            open(f"{folder}/old/er/events", "ab")  # noqa: SIM115
     ddp.barrier()
 
 
